@@ -1,8 +1,8 @@
-"""The Batching slot: the specs that group examples into batches.
+"""Batching: group training examples into batches by their lengths.
 
-The plan for an epoch depends only on the lengths of the examples and on a random generator. A plan is a list of
-batches, a batch is a list of rows, and a row is a list of concatenated examples. Padded batches have one example per
-row.
+The plan of an epoch depends only on the lengths of the examples and on a random generator. A plan is a list of
+batches, and a batch is a list of rows. A row is one example (padded batches) or several concatenated examples (packed
+batches).
 """
 
 from abc import abstractmethod
@@ -21,17 +21,17 @@ MIN_POOL = 1024  # minimum number of examples in a pool; small corpora get small
 
 @dataclass(frozen=True)
 class Plan:
-    """The ordered examples of an epoch, divided into rows and batches."""
+    """The batches of an epoch: ordered examples, grouped into batch rows, which are grouped into batches."""
 
     examples: np.ndarray  # indices of examples
-    rows: np.ndarray  # offsets of rows in `examples`; the last offset is the end
-    batches: np.ndarray  # offsets of batches in `rows`; the last offset is the end
+    rows: np.ndarray  # index in `examples` at which each batch row begins; the last element is the end
+    batches: np.ndarray  # index in `rows` at which each batch begins; the last element is the end
 
     def __len__(self) -> int:
         return len(self.batches) - 1
 
     def batch(self, number: int) -> list[np.ndarray]:
-        """Return the rows of a batch. Each row is an array of example indices."""
+        """Return the rows of batch `number`, each as an array of example indices."""
         first, last = self.batches[number], self.batches[number + 1]
         return [self.examples[self.rows[row] : self.rows[row + 1]] for row in range(first, last)]
 
@@ -42,7 +42,7 @@ def shuffled(items: np.ndarray, rng: np.random.Generator | None) -> np.ndarray:
 
 
 class Batching(Spec):
-    """The Batching slot: a spec that groups the examples of an epoch into batches."""
+    """Abstract base class of batching specs, which group the examples of an epoch into batches."""
 
     __slots__ = ()
     packed: ClassVar[bool] = False
@@ -51,21 +51,22 @@ class Batching(Spec):
     def plan(self, lengths: Mapping[str, np.ndarray], examples: np.ndarray, rng: np.random.Generator | None) -> Plan:
         """Return a plan that groups `examples` into batches.
 
-        `lengths` maps each column to the number of tokens per example. The examples are shuffled unless `rng` is None.
+        `lengths` maps each column of the token table, such as "source", to the number of tokens of every example. The
+        examples are shuffled unless `rng` is None.
         """
 
     def shape(self) -> tuple[int, int] | None:
-        """Return the number of rows and the width if all batches have the same shape, else None."""
+        """Return (rows per batch, tokens per row) if all batches have the same shape, else None."""
         return None
 
 
 @dataclass(frozen=True, slots=True)
 class Buckets(Batching):
-    """Batches of examples with similar lengths.
+    """Padded batches of examples with similar lengths.
 
-    In each batch, neither the source nor the target has more than `tokens` tokens, including padding. The epoch is
-    shuffled, sorted by length (examples of equal length stay shuffled) and divided into batches. The batches are then
-    shuffled.
+    In each batch, neither the source nor the target has more than `tokens` tokens, including padding. The examples of
+    an epoch are shuffled, sorted by length (examples of equal length stay shuffled) and divided into batches. Then the
+    batches are shuffled.
     """
 
     kind = "buckets"
@@ -94,7 +95,7 @@ class Buckets(Batching):
 
 
 def _cuts(ascending: np.ndarray, tokens: int) -> np.ndarray:
-    """Return the batch offsets, for lengths in ascending order, such that rows * longest <= `tokens` in each batch."""
+    """Divide examples of ascending lengths into batches with rows * longest <= `tokens`; return the batch offsets."""
     cuts, begin = [0], 0
     while begin < len(ascending):
         # The largest end with (end - begin) * ascending[end - 1] <= tokens; the product increases with end.
@@ -106,7 +107,7 @@ def _cuts(ascending: np.ndarray, tokens: int) -> np.ndarray:
 
 
 class FixedShape(Batching):
-    """Base class of batchings whose batches have `tokens` / `length` rows of `length` tokens."""
+    """Base class of batching specs with one batch shape: `tokens` / `length` rows of `length` tokens."""
 
     __slots__ = ()
     row: ClassVar[str]  # what a row is called in an error message
@@ -125,7 +126,7 @@ class FixedShape(Batching):
         return None if self.tokens is None else (self.tokens // self.length, self.length)
 
     def in_batches(self, examples: np.ndarray, rows: np.ndarray) -> Plan:
-        """Return the plan with the given rows, divided into batches in order."""
+        """Return the plan with the given batch rows, which are divided into batches in the given order."""
         shape, count = self.shape(), len(rows) - 1
         assert shape is not None, "resolved before planning"
         return Plan(examples, rows, np.append(np.arange(0, count, shape[0]), count))
@@ -133,12 +134,12 @@ class FixedShape(Batching):
 
 @dataclass(frozen=True, slots=True)
 class Packing(FixedShape):
-    """Batches whose rows have a fixed `length` and hold several examples each.
+    """Packed batches: every row has a fixed `length` and holds several examples.
 
-    There is hardly any padding, and every batch has the same shape: `tokens` / `length` rows. The shuffled epoch is
-    divided into pools of about `pool` examples, or fewer if the corpus is small. Best fit decreasing packs each pool:
-    the examples are taken from the longest to the shortest, and each is put into the row that it leaves with the least
-    space in the source or the target, whichever is fuller. The rows of all pools are then shuffled.
+    There is hardly any padding, and every batch has the same shape: `tokens` / `length` rows. The examples of an epoch
+    are shuffled and divided into pools of about `pool` examples, or fewer if the corpus is small. Each pool is packed
+    by best fit decreasing: from the longest example to the shortest, each is put into the row in which it leaves the
+    least space (in its source or its target, whichever is fuller). Then the rows of all pools are shuffled.
     """
 
     kind = "packing"
@@ -169,7 +170,7 @@ class Packing(FixedShape):
         return self.in_batches(order[by_row], np.concatenate([[0], np.cumsum(sizes)]))
 
     def _rows(self, sizes: np.ndarray) -> np.ndarray:
-        """Return the row number of every example. `sizes` has the shape (examples, columns)."""
+        """Return for every example the number of its packed row. `sizes` are token counts (examples, columns)."""
         count, sides = sizes.shape
         pools = max(1, count // min(self.pool, max(MIN_POOL, count // POOLS_AT_ONCE)))
         each = -(-count // pools)
@@ -179,7 +180,7 @@ class Packing(FixedShape):
         return (np.concatenate(packed) + each * np.arange(pools)[:, None]).reshape(-1)[:count]
 
     def _best_fit(self, sizes: np.ndarray) -> np.ndarray:
-        """Return row numbers (pools, examples) for `sizes` (pools, examples, columns). Pools are packed in parallel."""
+        """Pack pools in parallel: return row numbers (pools, examples) for token counts (pools, examples, columns)."""
         pools, count, sides = sizes.shape
         decreasing = np.argsort(-sizes.sum(2), axis=1, kind="stable")
         in_order = np.take_along_axis(sizes, decreasing[:, :, None], 1).transpose(1, 2, 0).copy()
@@ -202,7 +203,8 @@ class Packing(FixedShape):
 class Windows(FixedShape):
     """Batches of windows of `length` tokens from one long text, with `tokens` / `length` windows per batch.
 
-    In each epoch the first window begins at a random offset, and the incomplete windows at both ends are skipped.
+    In each epoch, the first window begins at a random offset, and incomplete windows at both ends of the text are
+    skipped.
     """
 
     kind = "windows"
@@ -211,16 +213,16 @@ class Windows(FixedShape):
     length: int = 256
 
     def plan(self, lengths: Mapping[str, np.ndarray], examples: np.ndarray, rng: np.random.Generator | None) -> Plan:
-        """Return a plan whose `examples` are the indices at which the windows begin."""
+        """Return a plan whose `examples` are the indices of the tokens at which the windows begin."""
         offset = 0 if rng is None else int(rng.integers(self.length))
         starts = shuffled(self.starts(lengths["target"], examples, offset, tails=rng is None), rng)
         return self.in_batches(starts, np.arange(len(starts) + 1))
 
     def starts(self, lengths: np.ndarray, streams: np.ndarray, offset: int, tails: bool) -> np.ndarray:
-        """Return the indices at which the windows of the given texts begin.
+        """Return the indices of the tokens at which windows begin, for the texts with the indices `streams`.
 
-        A window needs one more token after its last input, as the last label. The remainder of a text becomes a shorter
-        window if `tails` is true and is skipped otherwise.
+        A window needs one more token after its last input, as the last label. If `tails` is true, the remaining tokens
+        of a text become a shorter window; otherwise they are skipped.
         """
         ends, last = np.cumsum(lengths), 1 if tails else self.length
         begins = ends - lengths + offset

@@ -1,9 +1,9 @@
-"""The cache of prepared data: a run that needs the same data again links to them instead of tokenizing the text.
+"""Cache of prepared data: training on the same text again links to the cached files instead of tokenizing the text.
 
-An entry is a folder whose name is the SHA-256 of everything that the content depends on. It is
+An entry of the cache is a folder whose name is the SHA-256 of everything that the content depends on. It is
 created by an atomic rename, so it is either complete or absent. The files of an entry are verified against their
 checksums on every use. The cache folder may contain other files, so this module deletes only files with names that it
-assigns, and never follows links.
+assigns itself, and never follows links.
 """
 
 import hashlib
@@ -26,13 +26,13 @@ from regard.files import STALE, TEMPORARY, new_folder, remove, replace_text, tem
 FOLDER, SIZE = "REGARD_CACHE", "REGARD_CACHE_SIZE"  # environment variables
 DEFAULT_SIZE = "20GB"
 UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
-MANIFEST = "entry.json"  # lists the files of an entry with checksums; its modification time is the time of last use
-INDEX = "regard-files.json"  # checksums of text files by path
+MANIFEST = "entry.json"  # the files of an entry with checksums; its modification time is when the entry was last used
+INDEX = "regard-files.json"  # checksums of text files, keyed by path
 ENTRY = re.compile(r"[0-9a-f]{64}")
 # A file may change twice within one tick of the file system's clock, so the index does not list files newer than this.
 RECENT = 10 * 10**9  # nanoseconds
 INDEX_LIMIT = 1000  # files
-TIMINGS = re.compile(r"regard-[0-9a-f]{16}\.json")  # files with the timings of a machine, in the folder `threads`
+TIMINGS = re.compile(r"regard-[0-9a-f]{16}\.json")  # files in the folder `threads`: speed by number of threads
 COMPILED = "regard-compiled"  # torch.compile's cache, with file names of torch's choice
 MARKER = ".regard"  # a file which shows that regard created the folder of compiled code
 # Temporary files; earlier versions used names of the second form.
@@ -43,7 +43,7 @@ Stamp = tuple[int, int, int, int, int]
 
 
 def cache_folder() -> Path:
-    """Return the folder of the cache: REGARD_CACHE, or `regard` in the platform's folder for caches."""
+    """Return the cache folder: the environment variable REGARD_CACHE, or `regard` in the platform's cache folder."""
     if folder := os.environ.get(FOLDER):
         return Path(folder).expanduser().absolute()
     if sys.platform == "darwin" and (former := Path("~/Library/Caches/regard").expanduser()).is_dir():
@@ -63,12 +63,12 @@ def size_limit() -> int:
 
 
 def timings_file(machine: str) -> Path:
-    """Return the path of the file with the timings of a machine. `machine` is a description of the machine."""
+    """Return the path of the file that stores the speed of a machine by number of threads. `machine` describes it."""
     return cache_folder() / "threads" / f"regard-{hashlib.sha256(machine.encode()).hexdigest()[:16]}.json"
 
 
 def store_timings(path: Path, timings: Mapping[Any, Any]) -> None:
-    """Store timings atomically, unless the cache is disabled. If that fails, they are measured again next time."""
+    """Write a machine's timings by number of threads, unless the cache is disabled. Errors of writing are ignored."""
     with suppress(OSError, SpecError):
         if size_limit():
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -76,7 +76,7 @@ def store_timings(path: Path, timings: Mapping[Any, Any]) -> None:
 
 
 def compile_folder() -> Path | None:
-    """Create and return torch.compile's cache folder.
+    """Create the cache folder for torch.compile and return its path.
 
     Return None if the folder cannot be created, or if it contains files but not the marker file of regard.
     """
@@ -92,7 +92,7 @@ def compile_folder() -> Path | None:
 
 @dataclass(frozen=True)
 class Key:
-    """The name of an entry, the text files that the entry depends on, and the stamps of the files at reading time."""
+    """The key of a cache entry: the entry's name and text files, and the `_stamp` of each file when it was read."""
 
     name: str
     files: tuple[str, ...]
@@ -107,11 +107,11 @@ class Entry:
     files: tuple[str, ...]  # names of the text files that it was prepared from
     size: int  # bytes
     made: float  # when it was stored
-    used: float
+    used: float  # when it was last used
 
 
 class Cache:
-    """A folder of entries with a total size of at most `limit` bytes. Least recently used entries are evicted first."""
+    """A cache of prepared corpora (entries) of at most `limit` bytes; least recently used entries are deleted first."""
 
     def __init__(self, folder: Path, limit: int) -> None:
         self.folder, self.limit = folder, limit
@@ -123,7 +123,10 @@ class Cache:
         return cls(cache_folder(), size_limit())
 
     def key(self, description: Mapping[str, Any], files: Sequence[str]) -> Key | None:
-        """Return the key for a description and the content of the files; None if a file cannot be read twice."""
+        """Return the cache key for a description of the settings and the content of the text files.
+
+        Return None if a file cannot be read, is a pipe, or changes while it is read.
+        """
         try:
             stamps = [_stamp(file) for file in files]
             digests = self._digests(files, stamps)
@@ -135,9 +138,9 @@ class Cache:
         return Key(hashlib.sha256(text.encode()).hexdigest(), tuple(files), tuple(stamps))
 
     def fetch(self, key: Key, folder: Path) -> bool:
-        """Link all files of an entry into a new folder and return whether this succeeded.
+        """Create `folder` with links to all files of a cache entry, and return whether this succeeded.
 
-        If there is no valid entry or the folder cannot be written, no file is linked.
+        If the entry is absent or damaged, or the folder cannot be written, `folder` is not created.
         """
         entry = self.data / key.name
         manifest = _manifest(entry)
@@ -159,9 +162,9 @@ class Cache:
         return True
 
     def keep(self, key: Key, folder: Path, warn: Callable[[str], None] = lambda _: None) -> None:
-        """Store the files of a folder as an entry, unless a text file has changed since the key was computed.
+        """Store the files of a folder as a cache entry, unless a text file has changed since the key was computed.
 
-        A folder larger than the limit is not stored. `warn` receives a message if writing fails.
+        A folder larger than the limit is not stored. `warn` is called with a message if writing fails.
         """
         try:
             if [_stamp(file) for file in key.files] != list(key.stamps):
@@ -194,7 +197,7 @@ class Cache:
             shutil.rmtree(making, ignore_errors=True)
 
     def entries(self) -> list[Entry]:
-        """Return all valid entries, beginning with the most recently used one."""
+        """Return all valid entries, most recently used first."""
         entries = []
         for path in _members(self.data, ENTRY):
             if (manifest := _manifest(path)) is not None:
@@ -205,7 +208,7 @@ class Cache:
         return sorted(entries, key=lambda entry: (-entry.used, entry.name))
 
     def trim(self) -> None:
-        """Remove the least recently used entries until the limit holds, and temporary files older than a day."""
+        """Delete the least recently used entries above the size limit, and temporary files older than a day."""
         total = 0
         for entry in self.entries():
             total += entry.size
@@ -217,7 +220,7 @@ class Cache:
                     remove(path)
 
     def clear(self) -> None:
-        """Remove everything that regard stored in the cache. Runs keep their own links to the data, or copies."""
+        """Delete everything that regard stored in the cache. Training runs keep their data, as links or copies."""
         for path in _members(self.data, ENTRY):
             if (path / MANIFEST).is_file():
                 self.drop(path.name)
@@ -232,9 +235,9 @@ class Cache:
             threads.rmdir()  # fails if other files are in it
 
     def _former(self) -> Iterator[Path]:
-        """Yield the files that earlier versions stored.
+        """Yield the paths of the files that earlier versions of regard stored.
 
-        The content identifies these files, because other programs may use the same names.
+        They are recognised by their content, because other programs may use the same file names.
         """
         if _index(self.data / FORMER_INDEX):
             yield self.data / FORMER_INDEX
@@ -244,7 +247,7 @@ class Cache:
                     yield path
 
     def drop(self, name: str) -> None:
-        """Remove an entry. A rename first makes it disappear at once for other processes."""
+        """Delete an entry. It is renamed first, so that other processes never use a half-deleted entry."""
         dropped = temporary(self.data / name)
         with suppress(OSError):
             if not (self.data / name).is_symlink():
@@ -252,9 +255,9 @@ class Cache:
                 shutil.rmtree(dropped, ignore_errors=True)
 
     def _digests(self, files: Sequence[str], stamps: Sequence[Stamp]) -> list[str] | None:
-        """Return the checksum of every file; None if one is a pipe or changes while it is read.
+        """Return the SHA-256 of every file. Return None if a file is a pipe or changes while it is read.
 
-        The checksum of an unchanged file is taken from the index.
+        The checksum of a file that has not changed since an earlier call is taken from the index file.
         """
         index, added, digests = _index(self.data / INDEX), False, []
         for file, stamp in zip(files, stamps, strict=True):
@@ -277,7 +280,7 @@ class Cache:
 
 
 def _index(path: Path) -> dict[str, Any]:
-    """Return the checksums of text files, keyed by path; empty if the index is absent or invalid."""
+    """Read an index file: return {path: {"mark": stamp, "sha256": checksum}}; empty if it is absent or invalid."""
     try:
         index = json.loads(path.read_text(encoding="utf-8"))
         return {file: {"mark": list(item["mark"]), "sha256": str(item["sha256"])} for file, item in index.items()}
@@ -286,7 +289,7 @@ def _index(path: Path) -> dict[str, Any]:
 
 
 def _stamp(file: str) -> Stamp:
-    """Return the device, inode, size, mtime and ctime of a file. Unlike mtime, ctime cannot be reset after a change."""
+    """Return (device, inode, size, mtime, ctime) of a file, to detect changes. Unlike mtime, ctime cannot be reset."""
     status = os.stat(file)
     return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
 
@@ -297,7 +300,7 @@ def _digest(path: Path) -> str:
 
 
 def _link(path: Path, to: Path) -> None:
-    """Create a hard link, or a copy where the file system has no hard links."""
+    """Create `to` as a hard link to `path`, or as a copy if the file system does not support hard links."""
     to.parent.mkdir(parents=True, exist_ok=True)
     try:
         os.link(path, to)
@@ -308,7 +311,7 @@ def _link(path: Path, to: Path) -> None:
 
 
 def _manifest(entry: Path) -> dict[str, Any] | None:
-    """Return the manifest of an entry; None if it is absent or invalid, or if it lists a file outside the entry."""
+    """Return the manifest of an entry. Return None if it is absent or invalid, or lists a file outside the entry."""
     try:
         manifest = json.loads((entry / MANIFEST).read_text(encoding="utf-8"))
         content = {str(name): (int(size), str(digest)) for name, (size, digest) in manifest["content"].items()}
@@ -321,7 +324,7 @@ def _manifest(entry: Path) -> dict[str, Any] | None:
 
 
 def _members(folder: Path, pattern: re.Pattern[str]) -> Iterator[Path]:
-    """Yield the files and folders whose names match the pattern, except links."""
+    """Yield the files and folders in `folder` whose names match `pattern`, except symbolic links."""
     with suppress(OSError):
         paths = sorted(folder.iterdir())
         yield from (path for path in paths if pattern.fullmatch(path.name) and not path.is_symlink())

@@ -1,4 +1,4 @@
-"""Choose the tokenizer, the length limit and the size of the held-out set for a text."""
+"""Choose defaults for a corpus: the tokenizer, the length limit and the number of held-out examples."""
 
 import re
 from collections import Counter
@@ -14,15 +14,15 @@ from regard.data.tokenizer import BPE, Characters, Tokenizer, TokenizerSpec, Wor
 
 Long = Literal["cut", "drop"]
 
-SMALLEST_LIMIT = 256  # tokens of a source or target
-WHOLE = 0.99  # share of the texts within the limit, if `room` allows it
-SUMMARY = 0.5  # targets with less than this share of the source tokens are summaries, whose sources may be cut
+SMALLEST_LIMIT = 256  # smallest length limit, in tokens of a source or target
+WHOLE = 0.99  # share of the texts within the length limit, if `room` allows it
+SUMMARY = 0.5  # targets with less than this share of the source tokens are summaries, whose sources may be truncated
 BEGINNING = 512  # maximum number of tokens from a source that is summarised
-EXAMINED = 4000  # training examples
-ONE_WORD = 0.6  # minimum share of one-word targets for characters, as in inflection or transliteration
-DISTINCT = 0.3  # minimum share of distinct targets for characters; targets with a smaller share are labels
-SEPARATE = 0.02  # maximum share of words that end in punctuation (abbreviations), if punctuation is separate from words
-REPEATED = 0.8  # minimum share of words that occur at least twice, in a text for which words are chosen as tokens
+EXAMINED = 4000  # maximum number of training examples that a choice is based on
+ONE_WORD = 0.6  # characters are tokens if at least this share of targets is one word (inflection, transliteration)
+DISTINCT = 0.3  # and at least this share of targets is distinct; if fewer are distinct, they are class labels
+SEPARATE = 0.02  # words are tokens if at most this share of words ends in punctuation, as abbreviations do
+REPEATED = 0.8  # and at least this share of words occurs twice or more
 LONGEST_WORD = 60  # maximum mean number of characters in one-word targets; longer ones are unspaced sentences
 
 _UNSPACED = re.compile(f"[{HAN}{KANA}{OTHERS}]")
@@ -31,7 +31,7 @@ _PUNCTUATED = re.compile(r"\w[.,;:!?)\]\"]+$")
 
 @dataclass(frozen=True)
 class Choice:
-    """A tokenizer, and a sentence with the reason for choosing it."""
+    """The chosen tokenizer, and a sentence with the reason for the choice."""
 
     tokenizer: TokenizerSpec
     why: str
@@ -46,9 +46,9 @@ def held_out(records: int) -> int:
 
 
 def choose_tokenizer(objective: Objective, sample: Sequence[Record]) -> Choice:
-    """Return the tokenizer for an objective and a sample of its text.
+    """Choose a tokenizer for an objective, based on a sample of the training examples.
 
-    The default is byte-pair encoding. Words may be chosen for a classifier, and characters for targets of one word.
+    The default is byte-pair encoding. Tokens may be words for a classifier, and characters for targets of one word.
     """
     if objective.model == "classifier":
         return _for_classes([record[objective.input_text] for record in _spread(sample)])
@@ -66,10 +66,10 @@ def choose_tokenizer(objective: Objective, sample: Sequence[Record]) -> Choice:
 
 
 def _for_classes(texts: Sequence[str]) -> Choice:
-    """Return words as the tokenizer for a classifier if they suit the texts, else byte-pair encoding.
+    """Choose the tokenizer of a classifier: words or byte-pair encoding.
 
-    Words are chosen if white space separates them from punctuation and most of them occur at least twice. On 4,452
-    questions from TREC, words are 1.4 points of accuracy better than byte-pair encoding.
+    Words are chosen if white space separates punctuation from words, and most words occur at least twice. On 4,452
+    questions from TREC, the accuracy with words is 1.4 points higher than with byte-pair encoding.
     """
     words = [word for text in texts for word in text.split()]
     counts = Counter(words)
@@ -77,7 +77,7 @@ def _for_classes(texts: Sequence[str]) -> Choice:
     attached = sum(_PUNCTUATED.search(word) is not None for word in words) / max(1, len(words))
     if attached <= SEPARATE and repeated >= REPEATED:
         return Choice(Words(), "tokenizer: words, because the text separates them from punctuation")
-    why = f"only {repeated:.0%} of the words occur twice"
+    why = f"only {repeated:.0%} of the words occur at least twice"
     if attached > SEPARATE:
         why = f"punctuation is attached to {attached:.0%} of the words"
     return Choice(BPE(), f"tokenizer: byte-pair encoding, because {why}")
@@ -85,7 +85,7 @@ def _for_classes(texts: Sequence[str]) -> Choice:
 
 @dataclass(frozen=True)
 class Limit:
-    """A length limit in tokens. Depending on `long`, longer sources are cut or their pairs are dropped."""
+    """A length limit in tokens. `long` is what happens to longer examples: "cut" (truncate) or "drop" (leave out)."""
 
     max_len: int
     long: Long
@@ -99,12 +99,12 @@ def choose_limit(
     room: int,
     long: Long | None = None,
 ) -> Limit:
-    """Return a length limit between 256 and `room` tokens, and the treatment of longer texts.
+    """Choose a length limit between 256 and `room` tokens, and whether longer texts are cut or dropped.
 
-    The limit covers 99 % of the texts, or as many as `room` permits. `long` is the treatment of longer texts, "cut" or
-    "drop"; with None it is chosen here. If targets are much shorter than sources, as in summaries, long sources are
-    cut, because the beginning matters most. Otherwise a pair with a long source or target is dropped, because a
-    truncated source would no longer match its target.
+    The limit covers 99 % of the texts, or as many as `room` permits. If `long` is "cut", longer texts are truncated; if
+    it is "drop", their examples are left out. If it is None, it is set to "cut" for classifiers and for targets that
+    are much shorter than their sources (summaries), because the beginning of a text matters most. For other pairs it is
+    set to "drop", because a truncated source would no longer match its target.
     """
     if objective.model == "language_model":
         return Limit(SMALLEST_LIMIT, "drop", "")
@@ -122,10 +122,10 @@ def choose_limit(
     most = max(int(np.quantile(counts, WHOLE)) for counts in lengths.values())
     max_len = min(max(SMALLEST_LIMIT, -(-most // 64) * 64), room)
     share = float(np.mean(np.maximum.reduce(list(lengths.values())) <= max_len))
-    effect = "longer sources are cut there" if long == "cut" else "pairs with a longer side are left out"
+    effect = "longer sources are truncated" if long == "cut" else "longer pairs are left out"
     if classes:
-        effect = "longer texts are cut there"
-    return Limit(max_len, long, f"length limit: {max_len} tokens hold {share:.1%}; {effect}")
+        effect = "longer texts are truncated"
+    return Limit(max_len, long, f"length limit: {max_len} tokens ({share:.1%} of the examples fit); {effect}")
 
 
 def _spread(sample: Sequence[Record]) -> Sequence[Record]:

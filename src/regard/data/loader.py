@@ -1,4 +1,4 @@
-"""Load batches in a background thread. The content of a batch depends only on (seed, epoch, position)."""
+"""Load batches in a background thread. Batch n of an epoch depends only on the seed, the epoch and n."""
 
 import queue
 import threading
@@ -17,14 +17,14 @@ from regard.errors import DataError
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A point in a training run: the next batch is number `position` of epoch `epoch`."""
+    """A point in the sequence of training batches: the next batch is number `position` of epoch `epoch`."""
 
     epoch: int = 0
     position: int = 0
 
 
 class Examples:
-    """The concatenated token tables of several corpora, and the weight of each corpus."""
+    """The training examples: concatenated token tables of several corpora, and the sampling weight of each corpus."""
 
     def __init__(self, tables: Sequence[Table], weights: Sequence[float], objective: Objective) -> None:
         self.objective = objective
@@ -32,14 +32,15 @@ class Examples:
         self.weights = list(weights)
         self.columns = {name: _joined([table[name] for table in tables]) for name in objective.columns}
         self.lengths = {name: self.columns[name].lengths for name in objective.measured}
-        # Number of tokens of each example in a packed row, which leaves out the tokens that the model does not read.
+        # Number of tokens of each example in a packed row, without the final tokens that the model does not read.
         self.packed_lengths = {name: lengths - objective.unread.get(name, 0) for name, lengths in self.lengths.items()}
         self.count = sum(self.sizes)
 
     def epoch(self, rng: np.random.Generator | None) -> np.ndarray:
-        """Return the indices of the examples of an epoch; if `rng` is None, every example once.
+        """Return the indices of the examples of an epoch. If `rng` is None, every index occurs once.
 
-        A corpus of weight 2 occurs twice in an epoch. A corpus of weight 0.3 contributes a new random 30 % every time.
+        A corpus of weight 2 occurs twice in an epoch. Of a corpus of weight 0.3, an epoch has 30 % of the examples,
+        chosen at random for every epoch.
         """
         if rng is None:
             return np.arange(self.count)
@@ -63,7 +64,7 @@ def _joined(columns: list[Column]) -> Column:
 
 
 class _ConcatenatedIds:
-    """Several arrays of ids, read as one array. The ids stay on disk until they are indexed."""
+    """Several memory-mapped arrays, indexed as one array. Values are read from disk only when they are indexed."""
 
     def __init__(self, parts: list[Ids], starts: np.ndarray) -> None:
         self.parts, self.starts = parts, starts
@@ -84,7 +85,7 @@ class _ConcatenatedIds:
 
 
 class BatchLoader:
-    """A source of batches for consecutive epochs."""
+    """Loads the training batches of consecutive epochs."""
 
     def __init__(self, examples: Examples, batching: Batching, seed: int) -> None:
         self.examples, self.batching, self.seed = examples, batching, seed
@@ -93,7 +94,7 @@ class BatchLoader:
         self._ahead: tuple[int, Future[Plan]] | None = None
 
     def plan(self, epoch: int) -> Plan:
-        """Return the plan for an epoch, which depends only on the examples, the seed and the epoch."""
+        """Return the batches of an epoch as a `Plan`. For given examples, it depends only on the seed and the epoch."""
         if self._plan is None or self._plan[0] != epoch:
             if self._ahead is not None and self._ahead[0] == epoch:
                 self._plan, self._ahead = (epoch, self._ahead[1].result()), None
@@ -102,7 +103,7 @@ class BatchLoader:
         return self._plan[1]
 
     def plan_ahead(self, epoch: int) -> None:
-        """Start to plan an epoch in a background thread, so that a later call of `plan` returns at once."""
+        """Compute the plan of an epoch in a background thread, so that a later call of `plan` returns at once."""
         if self._ahead is not None and self._ahead[0] == epoch:
             return
         future: Future[Plan] = Future()
@@ -125,7 +126,7 @@ class BatchLoader:
         return self.batching.shape() is not None
 
     def _packed_sizes(self) -> Packed | None:
-        """Return the shape and the limits shared by all packed batches; None if the batches are padded."""
+        """Return the shape and the size limits that all packed batches share; None if batches are not packed."""
         shape = self.batching.shape()
         if not self.batching.packed or shape is None:
             return None
@@ -154,10 +155,10 @@ class BatchLoader:
         yield from (self.item(plan, position) for position in range(len(plan)))
 
     def after(self, place: Place) -> Iterator[tuple[Item, Place]]:
-        """Yield batches from `place` on, without end, each with the place that follows it.
+        """Yield (batch, place of the next batch) endlessly, beginning with the batch at `place`.
 
-        The next epoch is planned ahead in the background. In the first epoch, this starts only in the middle of the
-        epoch, because a short run may never need a second epoch.
+        The plan of the next epoch is computed in the background. In the first epoch, this starts only in the middle of
+        the epoch, because short training may never need a second epoch.
         """
         while True:
             plan = self.plan(place.epoch)
@@ -170,7 +171,10 @@ class BatchLoader:
 
 
 def _windows(stream: Column, starts: np.ndarray, length: int) -> tuple[dict[str, Column], list[np.ndarray]]:
-    """Return windows of a text as examples of `length` + 1 tokens each, or fewer at the end of the text."""
+    """Return (columns, rows) for windows of a text. Each window is an example of `length` + 1 tokens, in its own row.
+
+    A window at the end of the text may be shorter.
+    """
     ends = np.minimum(starts + length + 1, stream.offsets[np.searchsorted(stream.offsets, starts, side="right")])
     lengths = ends - starts
     offsets = np.concatenate([[0], np.cumsum(lengths)])
@@ -179,7 +183,7 @@ def _windows(stream: Column, starts: np.ndarray, length: int) -> tuple[dict[str,
 
 
 class Prefetch:
-    """A background thread that prepares batches. If `pinned` is true, they are in pinned memory for a GPU."""
+    """Prepares batches in a background thread; if `pinned` is true, in pinned memory, for faster copies to a GPU."""
 
     def __init__(self, stream: BatchLoader, place: Place, pinned: bool = False, ahead: int = 8) -> None:
         self._queue: queue.Queue[tuple[Item, Place] | BaseException] = queue.Queue(ahead)
@@ -206,7 +210,7 @@ class Prefetch:
         return False
 
     def next(self) -> tuple[Item, Place]:
-        """Return the next batch and the place that follows it."""
+        """Return (batch, place): the next batch, and the place of the batch after it."""
         entry = self._queue.get()
         if isinstance(entry, BaseException):
             self._queue.put(entry)  # the thread has ended, so the next call raises again
@@ -214,7 +218,7 @@ class Prefetch:
         return entry
 
     def close(self) -> None:
-        """Stop the thread."""
+        """Stop the background thread and wait until it has ended."""
         self._done.set()
         with suppress(queue.Empty):  # unblock a thread that waits for space
             while True:

@@ -1,4 +1,4 @@
-"""Objectives: the tasks that a model is trained on. An objective turns training examples into columns, then batches.
+"""Objectives: the tasks that a model is trained on. An objective encodes training examples and collates batches.
 
 To define a task, write a subclass of `Objective`. A subclass of `Translation`, `LanguageModelling` or `Classification`
 is the easiest, because it inherits the defaults for training, evaluation and search.
@@ -26,7 +26,7 @@ ModelType = Literal["sequence_to_sequence", "language_model", "classifier"]
 
 @dataclass(frozen=True)
 class Limited:
-    """A token table in which no source or target is longer than a given number of tokens."""
+    """A token table after a length limit was applied, and what the limit did to the examples."""
 
     table: Table
     kept: np.ndarray  # (examples,) bool: True for an example that is in the table, whole or in part
@@ -35,17 +35,17 @@ class Limited:
 
 @dataclass(frozen=True)
 class Item:
-    """A batch, with counts that are known on the host."""
+    """A batch, with counts of its labels and positions as Python integers."""
 
     batch: Batch
-    labels: int  # number of labels that count in the loss
+    labels: int  # number of labels that the loss is computed on
     places: int  # number of positions, in source and target together
     padding: int  # number of positions that are padding
 
 
 @dataclass(frozen=True, slots=True)
 class Packed:
-    """The shape and the limits shared by all packed batches of a loader."""
+    """The shape and the size limits that all packed batches share."""
 
     rows: int  # number of rows per batch; the last batch of an epoch is filled up with empty rows
     width: int  # number of tokens per row
@@ -54,9 +54,10 @@ class Packed:
 
 
 class Objective(Spec):
-    """The Objective slot: a spec that defines a task.
+    """Abstract base class of objectives: the tasks that a model is trained on.
 
-    The class attributes are the defaults of the task. `table` and `item` turn text into token tables and batches.
+    The class attributes are properties and default settings of the task. `table` encodes training examples as a token
+    table, and `item` collates rows of the table into a batch.
     """
 
     __slots__ = ()
@@ -66,21 +67,21 @@ class Objective(Spec):
     input_text: ClassVar[int] = 0  # index of the text that the model reads; validation examples are chosen by this text
     output_text: ClassVar[int] = 0  # index of the text that the model predicts
     encoded: ClassVar[Mapping[str, int]] = MappingProxyType({})  # column from a tokenizer -> index of the encoded text
-    measured: ClassVar[tuple[str, ...]]  # columns whose length counts for batching
-    unread: ClassVar[Mapping[str, int]] = MappingProxyType({})  # column -> number of final ids that are not read
-    labelled: ClassVar[bool] = False  # True: text 0 is a label, and the objective has a field `labels`
-    packs: ClassVar[bool] = True  # True: several examples may share a row
+    measured: ClassVar[tuple[str, ...]]  # columns whose lengths determine the size of a batch
+    unread: ClassVar[Mapping[str, int]] = MappingProxyType({})  # column -> number of final ids that the model skips
+    labelled: ClassVar[bool] = False  # True: text 0 is a class label, and the objective has a field `labels`
+    packs: ClassVar[bool] = True  # True: several examples may share a batch row
     may_drop: ClassVar[bool] = False  # True: an example longer than max_len may be left out; False: it is cut
     languages: ClassVar[int] = 2  # number of natural languages in the text, for the size of a joint vocabulary
     # The model that learns the task, and the default settings
     model: ClassVar[ModelType]
     train: ClassVar[Mapping[str, Any]] = MappingProxyType({})  # default `train` section of a recipe
-    optimizers: ClassVar[Mapping[str, Mapping[str, Any]]] = MappingProxyType({})  # kind -> settings of an optimizer
-    search: ClassVar[str] = "beam"  # default `decode` section of a recipe
+    optimizers: ClassVar[Mapping[str, Mapping[str, Any]]] = MappingProxyType({})  # kind of optimizer -> its settings
+    search: ClassVar[str] = "beam"  # kind of the default `decode` section of a recipe
     # The metrics
     metrics: ClassVar[tuple[str, ...]] = ()  # validation metrics beside the loss, most informative first
     criterion: ClassVar[str] = "loss"  # the metric that ranks checkpoints if the recipe names none
-    provides: ClassVar[tuple[str, ...]] = ("likelihood",)  # the inputs for metrics that the task has (`Metric.needs`)
+    provides: ClassVar[tuple[str, ...]] = ("likelihood",)  # inputs of metrics that are available (`Metric.needs`)
 
     if TYPE_CHECKING:
         labels: tuple[str, ...]  # a field of every labelled objective; (): the sorted labels of the training text
@@ -91,35 +92,36 @@ class Objective(Spec):
         return False
 
     def pair(self, record: Record) -> tuple[str, str]:
-        """Return the text that the model reads and the text that the model should predict."""
+        """Return (input, output): the text that the model reads and the text that it learns to predict."""
         return record[self.input_text], record[self.output_text]
 
     def with_labels(self, labels: Sequence[str]) -> "Objective":
-        """Return a labelled objective with the given labels."""
+        """Return the objective with its class labels set to `labels`."""
         return replace(self, labels=tuple(labels))  # type: ignore[type-var]  # every concrete spec is a dataclass
 
     def model_changes(self) -> dict[str, Any]:
-        """Return the changes (path -> value) that a model spec needs for this objective. Default: none."""
+        """Return the fields of the model spec that this objective sets, as {path: value}. Default: none."""
         return {}
 
     @abstractmethod
     def table(self, records: Sequence[Record], tokenizers: dict[str, Tokenizer]) -> Table:
-        """Return the token table for training examples."""
+        """Encode training examples as a token table."""
 
     def inputs(self, texts: Sequence[str], tokenizers: dict[str, Tokenizer]) -> Column:  # noqa: ARG002
-        """Return the column that a classifier reads, for texts without labels."""
+        """Encode texts without labels as the input column of a classifier."""
         raise DataError(f"{self.kind} is not a classification; its model has no classes")
 
     @abstractmethod
     def limit(self, table: Table, max_len: int, cut: bool = False) -> Limited:
-        """Return the table with sequences of at most `max_len` tokens, not counting bos and eos.
+        """Limit every sequence of a token table to at most `max_len` tokens, not counting bos and eos.
 
-        If `cut` is true, an objective that would leave out an example with a longer input truncates the input instead.
+        Depending on the task, an example with a longer sequence is left out, truncated or split. If `cut` is true,
+        longer inputs are truncated, and examples are left out only for longer outputs.
         """
 
     @abstractmethod
     def item(self, columns: Mapping[str, Column], rows: Sequence[np.ndarray], packed: Packed | None = None) -> Item:
-        """Return a batch. Each row is an array of example indices: one example, or several in a packed row."""
+        """Collate a batch. `rows` has an array of example indices per batch row: one index, or several if packed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,7 +180,7 @@ class Translation(Objective):
 
 
 def _cut_source(table: Table, max_len: int) -> Table:
-    """Return the table with every source truncated to `max_len` tokens, followed by the end-of-sentence id."""
+    """Return the table with every source truncated to `max_len` tokens plus the end-of-sentence token."""
     source = table["source"]
     ends = source.ids[source.offsets[1:] - 1]
     first, last = source.offsets[:-1], np.minimum(source.offsets[1:] - 1, source.offsets[:-1] + max_len)
@@ -250,7 +252,7 @@ class LanguageModelling(Objective):
 
 @dataclass(frozen=True, slots=True)
 class Classification(Objective):
-    """Predict one of `labels` from a text. The text follows bos, and a classifier may pool at the position of bos."""
+    """Predict which of `labels` a text has. The text begins with bos, so that a classifier may pool at position 0."""
 
     kind = "classification"
     columns = ("text", "label")
@@ -288,7 +290,7 @@ class Classification(Objective):
         return Limited(Table(table.columns | {"text": short}), np.ones(table.rows, np.bool_), truncated)
 
     def item(self, columns: Mapping[str, Column], rows: Sequence[np.ndarray], packed: Packed | None = None) -> Item:
-        """Return a batch, which has no labels if `columns` has none."""
+        """Collate a batch. It has no labels if `columns` has no column "label"."""
         if packed:
             raise DataError(
                 "data.batching: a packed row holds several texts but would have one label; use kind 'buckets'"
@@ -300,7 +302,7 @@ class Classification(Objective):
 
 
 class Collated:
-    """Examples collated into rows: the values, the segment number of each position, and the index in that segment."""
+    """A column collated into batch rows: values, segment numbers (0: padding), and positions within the segments."""
 
     def __init__(self, column: Column, rows: Sequence[np.ndarray], packed: Packed | None = None, end: int = 0) -> None:
         """`end` is the number of values to leave out at the end of every example; `packed` is the shape, if fixed."""
@@ -321,11 +323,11 @@ class Collated:
         self.positions = self._rows(within)
 
     def shifted(self, by: int) -> Tensor:
-        """Return the values that are `by` positions later in the column, collated in the same way."""
+        """Return the values `by` positions later in the column, in the same batch rows. `by` = 1 gives the labels."""
         return self._rows(self._column.ids[self._sources + by])
 
     def _rows(self, values: np.ndarray) -> Tensor:
-        """Return values in reading order as rows with 0 at padding: ids (B, T) in int64, or vectors (B, T, C)."""
+        """Arrange values into batch rows, with 0 at padding: ids (B, T) in int64, or vectors (B, T, C)."""
         dtype = values.dtype if values.ndim > 1 else np.int64
         filled = np.zeros((*self._real.shape, *values.shape[1:]), dtype)
         filled[self._real] = values

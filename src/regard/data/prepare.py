@@ -24,15 +24,15 @@ from regard.tree import Spec, read, to_record, walk
 
 CHUNK = 8192  # number of examples encoded at once
 FORMAT = 4  # version of the prepared data, incremented whenever the same text would give different data
-ROOM = 1024  # maximum number of tokens for a length limit chosen from the text
-SAMPLE = 10_000_000  # number of characters that a tokenizer is trained on, where a sample is enough
+ROOM = 1024  # upper bound of a length limit that is chosen from the text, in tokens
+SAMPLE = 10_000_000  # number of characters that a tokenizer is trained on, if a sample is enough
 
 Report = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
 class DataSpec(Spec):
-    """The data of a recipe: the objective, the text files, and the settings that turn the files into batches."""
+    """The data section of a recipe: objective, text files, tokenizer, length limit and batching."""
 
     kind = "data"
     train: tuple[Corpus, ...]
@@ -86,26 +86,26 @@ class DataSpec(Spec):
 
     @property
     def longest(self) -> int:
-        """The length limit `max_len`, which must have been given or chosen."""
+        """The length limit `max_len`, which is not None any more: it was given, or was chosen from the text."""
         assert self.max_len is not None, "resolved while preparing"
         return self.max_len
 
     @property
     def split_by_source(self) -> bool:
-        """True if the held-out examples are chosen by a hash of the source, which depends on the seed."""
+        """True if the held-out examples are chosen by a hash of the source and the seed."""
         return not self.valid and not self.objective.stream and self.held_out != 0
 
     @property
     def batches(self) -> Batching:
-        """The given batching, or the default for the objective."""
+        """The field `batching`, or the default batching for the objective if the field is None."""
         return self.batching or (Windows() if self.objective.stream else Buckets())
 
 
 @dataclass
 class Survey:
-    """Numbers of training or validation examples, and the size of their text."""
+    """Counts of the training (or validation) examples that are kept, left out or cut, and the size of their text."""
 
-    records: int = 0
+    records: int = 0  # examples in the text files
     kept: int = 0
     empty: int = 0  # examples left out because the source or target has no text
     long: int = 0  # examples left out because the source or target is longer than max_len
@@ -119,7 +119,7 @@ class Survey:
 
     @classmethod
     def of(cls, record: Any) -> "Survey":
-        """Return the survey that a JSON object describes; raise TypeError if a value is not a count."""
+        """Return the survey stored in a JSON object; raise TypeError if a value is not a nonnegative integer."""
         survey = cls(**record)
         for name, value in asdict(survey).items():
             counts = value.values() if isinstance(getattr(cls(), name), dict) else [value]
@@ -128,32 +128,32 @@ class Survey:
         return survey
 
     def sentences(self, name: str, max_len: int) -> list[str]:
-        """Return one sentence for each count that matters to a user. `name` is the name of the text."""
+        """Return lines to print: how many examples of the text `name` are kept, left out and cut, and warnings."""
         long = f"longer than {max_len} tokens (data.max_len)"
         leaked = f"{self.leaked:,} records of {name} have a source that is also in the validation text"
         identical = f"in {self.identical:,} of {self.kept:,} records of {name} the target is the source itself"
         sentences = (
             (True, f"{name}: {self.kept:,} of {self.records:,} records kept"),
-            (self.empty, f"{name}: {self.empty:,} left out because a side is empty"),
-            (self.long, f"{name}: {self.long:,} left out because a side is {long}"),
-            (self.cut, f"{name}: {self.cut:,} {long} were cut there"),
+            (self.empty, f"{name}: {self.empty:,} left out because a text is empty"),
+            (self.long, f"{name}: {self.long:,} left out because a text is {long}"),
+            (self.cut, f"{name}: {self.cut:,} {long} were cut to this length"),
             (self.leaked, f"warning: {leaked}"),
             (self.identical > self.kept / 2, f"warning: {identical}"),
         )
         return [sentence for matters, sentence in sentences if matters]
 
     def check_kept(self, name: str, purpose: str, max_len: int) -> None:
-        """Raise DataError if no example is left."""
+        """Raise DataError if no example is kept."""
         if not self.kept:
             raise DataError(
                 f"no record of the {name} is left to {purpose}: of {self.records:,} records {self.empty:,} are empty "
-                f"and {self.long:,} longer than {max_len} tokens"
+                f"and {self.long:,} longer than {max_len} tokens; give more text, or increase data.max_len"
             )
 
 
 @dataclass(frozen=True)
 class Prepared:
-    """The data for a run, ready to be batched."""
+    """The prepared data of a training run: token tables, validation texts and tokenizers."""
 
     spec: DataSpec  # complete: the settings that were not given have been chosen
     objective: Objective
@@ -178,9 +178,9 @@ def prepare(
 ) -> Prepared:
     """Read all text, train the tokenizers unless they are given, and write the token tables to `folder`.
 
-    The folder is created whole or not at all. If the `cache` has data that were prepared from the same text in the same
-    way, they are used; otherwise the new data are stored in the cache. A pipe is first copied into a file, because the
-    text is read more than once. If the length limit is chosen from the text, it is at most `room` tokens.
+    The folder is created completely or not at all. If the `cache` has data that were prepared from the same text with
+    the same settings, they are used; otherwise the new data are stored in the cache. A pipe is first copied to a file,
+    because the text is read more than once. If the length limit is chosen from the text, it is at most `room` tokens.
     """
     if any(not type(part).__module__.startswith("regard.") for part in walk(spec)):
         cache = None  # the key does not cover code outside regard
@@ -204,9 +204,9 @@ def prepare(
 
 @contextmanager
 def _spooled(spec: DataSpec, folder: Path, report: Report) -> Iterator[tuple[DataSpec, Callable[[str], str]]]:
-    """Copy every pipe into a temporary file beside `folder`, and yield the spec with the copies in place of the pipes.
+    """Copy every pipe to a temporary file beside `folder`; yield (spec that reads the copies, function).
 
-    Also yield a function that replaces the names of the copies in a sentence with the names of the pipes.
+    The function replaces the names of the copies in a sentence with the names of the pipes.
     """
     corpora = (*spec.train, *spec.valid)
     pipes = list(dict.fromkeys(file for corpus in corpora for file in corpus.files() if is_pipe(file)))
@@ -242,7 +242,7 @@ def _spooled(spec: DataSpec, folder: Path, report: Report) -> Iterator[tuple[Dat
 def _description(
     spec: DataSpec, seed: int, tokenizers: dict[str, Tokenizer] | None, room: int
 ) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """Return a description of all that the prepared data depend on except file contents, and the names of the files."""
+    """Return (settings, files): the settings that the prepared data depend on, and the names of the files to read."""
     corpora = (*spec.train, *spec.valid)
     files = [file for corpus in corpora for file in corpus.files()]
     records = [(to_record(corpus), ("weight", *corpus.paths)) for corpus in corpora]
@@ -279,7 +279,7 @@ def _write_all(
     named: Callable[[str], str],
     room: int,
 ) -> DataSpec:
-    """Write the prepared data to a folder and return the complete spec of the data."""
+    """Write the prepared data to a folder. Return the spec with the settings that were chosen from the text."""
     report("reading the text")
     reading = FirstReading(spec, seed, SAMPLE)
     parts = split(spec, reading)
@@ -318,9 +318,9 @@ def _write_all(
 def _choose(
     spec: DataSpec, parts: Split, tokenizers: dict[str, Tokenizer] | None, room: int
 ) -> tuple[DataSpec, dict[str, Tokenizer], list[str]]:
-    """Return the spec with a tokenizer and a length limit, the trained tokenizers, and the reasons for the choices.
+    """Choose the tokenizer and the length limit from the text if they are not given, and train the tokenizers.
 
-    The tokenizer and the limit are chosen from the text if they are not given.
+    Return (spec with these choices, trained tokenizers keyed by column, sentences with the reasons for the choices).
     """
     objective, reasons = spec.objective, list[str]()
     if spec.tokenizer is None and objective.encoded:
@@ -339,7 +339,7 @@ def _choose(
 
 
 def _train_tokenizers(spec: DataSpec, parts: Split) -> dict[str, Tokenizer]:
-    """Return tokenizers keyed by column, trained on the training text alone: one for all columns if `joint` is true."""
+    """Train tokenizers on the training text. Return {column: tokenizer}, with a single tokenizer if `joint` is true."""
     columns = spec.objective.encoded
     if columns and spec.joint:
         return dict.fromkeys(columns, _train_tokenizer(spec, parts, tuple(dict.fromkeys(columns.values()))))
@@ -347,7 +347,7 @@ def _train_tokenizers(spec: DataSpec, parts: Split) -> dict[str, Tokenizer]:
 
 
 def _train_tokenizer(spec: DataSpec, parts: Split, texts: tuple[int, ...]) -> Tokenizer:
-    """Return a tokenizer trained on the texts with the given indices, from the sample if that is enough."""
+    """Train a tokenizer on the text or a sample of it. `texts` are the indices of the strings to use in an example."""
     assert spec.tokenizer is not None, "chosen by now"
     if parts.share == 1.0 or spec.tokenizer.sampled:
         with suppress(tokenizers_.TooFewSubwordsError):
@@ -368,7 +368,7 @@ def _write(
 ) -> None:
     """Encode examples into a token table in `folder`, leave out unusable examples, and add the counts to `survey`.
 
-    If `texts` is a list, the examples in the table are appended to it.
+    The examples that are in the table are appended to the list `texts`, if it is given.
     """
     objective = spec.objective
     stream, input_text, output_text = objective.stream, objective.input_text, objective.output_text
@@ -423,28 +423,31 @@ def opened(spec: DataSpec, folder: Path) -> Prepared:
 
 
 def _complete(spec: DataSpec, chosen: Any) -> DataSpec:
-    """Return the spec with the stored choices. Data from an earlier version get the defaults of that version."""
+    """Return the spec with the stored tokenizer and length limit.
+
+    Prepared data of earlier versions do not store them, and get the defaults of those versions.
+    """
     may_drop = spec.objective.may_drop
     known = {"tokenizer": {"kind": "bpe"}, "max_len": 256, "long": "drop" if may_drop else None} | chosen
     max_len, long, tokenizer = known["max_len"], known["long"], spec.tokenizer
     if type(max_len) is not int or long not in (("cut", "drop") if may_drop else (None,)):
-        raise TypeError("a chosen limit is something else")
+        raise TypeError("the stored length limit is invalid")
     if tokenizer is None and known["tokenizer"] is not None:
         tokenizer = read(known["tokenizer"], TokenizerSpec, "tokenizer", TOKENIZERS)
     return replace(spec, tokenizer=tokenizer, max_len=spec.max_len or max_len, long=spec.long or long)
 
 
 def _strings(value: Any, count: int | None = None) -> tuple[str, ...]:
-    """Return a value from a file as a tuple; raise an error unless it is a list of (`count`) strings."""
+    """Convert a JSON list of strings to a tuple. Raise an error for other values and for other numbers than `count`."""
     if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
-        raise TypeError("a list of strings is something else")
+        raise TypeError("a value is not a list of strings")
     if count is not None and len(value) != count:
         raise ValueError(f"a record has {len(value)} texts instead of {count}")
     return tuple(value)
 
 
 def _load_tokenizers(folder: Path) -> dict[str, Tokenizer]:
-    """Return the tokenizers in a folder, keyed by column. Identical files are loaded once."""
+    """Return the tokenizers in a folder, keyed by column. Columns with identical files share a tokenizer."""
     tokenizers, by_content = dict[str, Tokenizer](), dict[bytes, Tokenizer]()
     for path in sorted(folder.glob("tokenizer.*.json")):
         content = path.read_bytes()

@@ -1,28 +1,28 @@
-"""Sample a text evenly in one pass, without knowing its size."""
+"""Sample training examples evenly from a text in one pass, without knowing the size of the text."""
 
 from collections.abc import Sequence
 
 Record = tuple[str, ...]
 
-GOLDEN = 2_654_435_769  # 2^32 / golden ratio; any number of its multiples modulo 2^32 is evenly distributed
+GOLDEN = 2_654_435_769  # 2^32 / golden ratio; for every n, its first n multiples are evenly distributed modulo 2^32
 WHOLE = 1 << 32
 
 
 class Sample:
     """A deterministic sample of about `limit` characters from all parts of a text, or the whole text if it is shorter.
 
-    Training example n has the rank n * golden ratio modulo 1. The sample has the examples with the lowest ranks.
+    Training example n has the rank n * golden ratio modulo 1. The sample consists of the examples of lowest rank.
     """
 
     def __init__(self, texts: Sequence[int], limit: int) -> None:
-        """`texts` are the indices of the strings in an example whose characters count towards `limit`."""
+        """`limit` counts the characters of some strings of each example; `texts` are the indices of these strings."""
         self.texts, self.limit = texts, limit
         self.characters = 0  # number of characters in the whole text
         self._below, self._size = WHOLE, 0
         self._kept: list[tuple[int, int, int, Record, int]] = []  # rank, corpus, number, record, characters
 
     def offer(self, corpus: int, number: int, record: Record) -> None:
-        """Add the next example to the sample if the rank of the example is low enough."""
+        """Add training example `number` of a corpus to the sample if the rank of the example is low enough."""
         size = sum([len(record[text]) for text in self.texts])
         self.characters += size
         rank = number * GOLDEN % WHOLE
@@ -35,9 +35,9 @@ class Sample:
                 self._size = sum(kept[-1] for kept in self._kept)
 
     def records(self, held_out: Sequence[bytes] | None = None) -> tuple[list[Record], float]:
-        """Return the sample in the order of the text, and the fraction of the text that it is.
+        """Return (sample, share): the sampled examples in the order of the text, and their share of all characters.
 
-        If `held_out` is given, it has one byte per example of each corpus, and marked examples are left out.
+        If given, `held_out` has one byte per example of each corpus, and examples with a nonzero byte are left out.
         """
         left = [kept for kept in self._kept if held_out is None or not held_out[kept[1]][kept[2]]]
         if self._below == WHOLE and self._size <= self.limit:

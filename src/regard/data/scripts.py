@@ -1,4 +1,4 @@
-"""Scripts without spaces between words, as character ranges for a regular expression.
+"""Writing systems without spaces between words, as character ranges for regular expressions.
 
 Korean and Vietnamese are not listed, because they are written with spaces.
 """

@@ -20,7 +20,7 @@ STREAM = 1_000_000  # maximum number of characters held out from a stream
 
 
 class FirstReading:
-    """The results of the first pass over the training text: a sample, the labels, and the data that a split needs."""
+    """The results of the first pass over the training text: a sample, the class labels, and what `split` needs."""
 
     def __init__(self, spec: "DataSpec", seed: int, sample_size: int) -> None:
         """Read all corpora. The sample for each tokenizer has about `sample_size` characters."""
@@ -29,7 +29,7 @@ class FirstReading:
         self.sample = Sample(texts, sample_size if spec.joint else sample_size * len(texts))
         self.counts: list[int] = []  # number of examples in each corpus
         self.labels: Counter[str] = Counter()
-        self.first_labels: list[str] = []  # the first label in each corpus
+        self.first_labels: list[str] = []  # the class label of the first line of each corpus
         self.hashes: list[np.ndarray] = []  # hashes of the inputs, if they decide which examples are held out
         self.hashed: list[np.ndarray] = []  # the example number for each hash
         self.ends: list[np.ndarray] = []  # the ends of the lines in a stream, in characters
@@ -53,9 +53,9 @@ class FirstReading:
             self.ends.append(np.cumsum(np.frombuffer(sizes.tobytes(), np.int64)))
 
     def labelled(self, objective: Objective, report: list[str]) -> Objective:
-        """Return the objective with labels: the given ones, or else the sorted labels of the training text.
+        """Return the objective with its class labels: the given ones, or else the sorted labels of the training text.
 
-        A warning about a probable header line is appended to `report`.
+        If the first line of a corpus is probably a header, a warning is appended to `report`.
         """
         if not objective.labelled or objective.labels:
             return objective
@@ -72,7 +72,7 @@ class FirstReading:
 
 
 class Split:
-    """The division of the examples into training and validation examples, and a sample of the training examples."""
+    """A split of the examples into training and validation examples, with a sample of the training examples."""
 
     def __init__(
         self,
@@ -82,14 +82,14 @@ class Split:
         leaked: frozenset[bytes] = frozenset(),
         report: str = "",
     ) -> None:
-        """`held_out` has one byte per example of each corpus; `leaked` has hashes of the given validation inputs."""
+        """`held_out` has a byte per example of each corpus (1: held out); `leaked` has hashes of validation inputs."""
         self.spec, self.held_out, self.leaked = spec, held_out, leaked
         self.validates = bool(spec.valid) or held_out is not None
         self.report = [report] if report else []
         self.sample, self.share = reading.sample.records(held_out)
 
     def training(self, corpus: int, held_out: list[Record] | None = None) -> Iterator[Record]:
-        """Yield the training examples of a corpus. The held-out examples are appended to `held_out`, if given."""
+        """Yield the training examples of a corpus; append its held-out examples to the list `held_out`, if given."""
         marks = None if self.held_out is None else self.held_out[corpus]
         for number, record in enumerate(self.spec.train[corpus].records()):
             if marks is not None and number >= len(marks):
@@ -102,10 +102,10 @@ class Split:
 
 
 def split(spec: "DataSpec", reading: FirstReading) -> Split:
-    """Return the split of the text into training and validation examples.
+    """Split the training text into training and validation examples, unless the spec has a validation text.
 
-    Validation examples are chosen by a hash of the input, so that no input is in both parts. From a stream, the end is
-    held out. If the spec names a validation text, nothing is held out.
+    Validation examples are chosen by a hash of the input, so that no input is in both sets. If a corpus is one long
+    text (a stream), its end is held out.
     """
     objective = spec.objective
     if spec.valid:
@@ -136,7 +136,7 @@ def split(spec: "DataSpec", reading: FirstReading) -> Split:
 
 
 def _split_stream(spec: "DataSpec", reading: FirstReading) -> Split:
-    """Return a split that holds out the end of every stream.
+    """Hold out the end of every stream (a corpus that is read as one long text) for validation.
 
     The end is the last `spec.held_out` lines or, if that is None, the last tenth, but at most `STREAM` characters.
     """
@@ -155,10 +155,10 @@ def _split_stream(spec: "DataSpec", reading: FirstReading) -> Split:
 
 
 def is_complete(record: Record) -> bool:
-    """Return whether no text in the example is blank."""
+    """Return whether every text of the example contains more than white space."""
     return all(text.strip() for text in record)
 
 
 def hash_of(text: str, seed: int) -> bytes:
-    """Return a hash of eight bytes, which depends only on the text and the seed."""
+    """Return an 8-byte hash of a text. The hash depends only on the text and the seed."""
     return hashlib.blake2b(text.encode(), digest_size=8, key=seed.to_bytes(8, "big", signed=True)).digest()

@@ -38,7 +38,7 @@ class LineStream(Protocol):
     """Protocol of a binary stream such as an open file, a decompressor or `sys.stdin.buffer`."""
 
     def readline(self, size: int = -1, /) -> bytes:
-        """Return the next line with its line feed, or at most `size` bytes of it."""
+        """Return the next line including its line feed, but at most `size` bytes (-1: no limit)."""
         ...
 
 
@@ -55,7 +55,7 @@ def lines(path: str | os.PathLike[str]) -> Iterator[str]:
 
 
 def decoded_lines(stream: LineStream, name: str) -> Iterator[str]:
-    """Yield the lines of a binary stream such as `sys.stdin.buffer`, each as soon as it is complete.
+    """Decode the UTF-8 lines of a binary stream such as `sys.stdin.buffer`, and yield each as soon as it is complete.
 
     A carriage return before the line feed and a byte-order mark before the first line are removed.
     """
@@ -118,7 +118,7 @@ def _opened(name: str) -> io.BufferedReader:
 
 
 def _decompressed(file: io.BufferedReader, name: str) -> io.BufferedReader | gzip.GzipFile | lzma.LZMAFile:
-    """Return a file, decompressed if it ends in `.gz` or `.xz`; raise DataError if its first bytes disagree."""
+    """Return a file, decompressed if `name` ends in `.gz` or `.xz`; raise DataError if the first bytes do not match."""
     head, ending = file.peek(8), Path(name).suffix.lower()
     for suffix, magic in MAGIC.items():
         if head.startswith(magic) and ending != suffix:
@@ -141,9 +141,9 @@ def is_pipe(path: str | os.PathLike[str]) -> bool:
 
 
 def check_file(path: str) -> None:
-    """Raise DataError if a file is unreadable or empty, so that the error comes before other files are read.
+    """Raise DataError if a file cannot be opened or is empty. Pipes are not checked.
 
-    Pipes are not checked.
+    Checking all files first avoids an error after a long time of reading.
     """
     if not is_pipe(path):
         with _opened(path) as file:
@@ -164,13 +164,13 @@ def spool(path: str, to: Path) -> None:
 
 
 class Corpus(Spec):
-    """The Corpus slot: a spec of files with training examples. Relative paths start at the working directory."""
+    """Abstract base class of corpora: files with training examples. Relative paths start at the working directory."""
 
     __slots__ = ()
     texts: ClassVar[int]  # number of strings per example
-    labelled: ClassVar[bool] = False  # True if the first string is a label
-    paths: ClassVar[tuple[str, ...]] = ("path",)  # fields that hold file names
-    weight: float  # how often an epoch contains each example
+    labelled: ClassVar[bool] = False  # True if the first string is a class label
+    paths: ClassVar[tuple[str, ...]] = ("path",)  # fields that are file names
+    weight: float  # number of times that an epoch contains each example
 
     def check(self) -> None:
         if self.weight <= 0.0:
@@ -181,7 +181,7 @@ class Corpus(Spec):
 
     @abstractmethod
     def records(self) -> Iterator[tuple[str, ...]]:
-        """Yield the training examples in order, reading the files lazily."""
+        """Yield the training examples in the order of the files, which are read lazily."""
 
     def files(self) -> tuple[str, ...]:
         """Return the names of the files that are read."""
@@ -199,7 +199,7 @@ class Corpus(Spec):
 
 @dataclass(frozen=True, slots=True)
 class ParallelFiles(Corpus):
-    """Two files with one translation pair per line number: (source, target)."""
+    """A source file and a target file: line n of the target file is the translation of line n of the source file."""
 
     kind = "parallel"
     texts = 2
@@ -223,7 +223,7 @@ class ParallelFiles(Corpus):
 
 @dataclass(frozen=True, slots=True)
 class TSV(Corpus):
-    """A file of tab-separated columns. Two of the columns are used: (source, target). Columns are counted from 1."""
+    """A file of tab-separated columns, two of which are the source and the target. Columns are counted from 1."""
 
     kind = "tsv"
     texts = 2
@@ -248,9 +248,9 @@ class TSV(Corpus):
 
 @dataclass(frozen=True, slots=True)
 class JSONL(Corpus):
-    """A file with one JSON object per line. Two of the fields are used: (source, target).
+    """A file with one JSON object per line, two of whose fields are the source and the target.
 
-    A dot selects a field of an inner object, for example `translation.en`.
+    A dot in a field name selects a field of a nested object, for example `translation.en`.
     """
 
     kind = "jsonl"
@@ -292,7 +292,7 @@ class Lines(Corpus):
 
 @dataclass(frozen=True, slots=True)
 class Labelled(Corpus):
-    """A file of tab-separated labels and texts: (label, text). Columns are counted from 1.
+    """A file of tab-separated columns, two of which are the class label and the text. Columns are counted from 1.
 
     A line without a tab may be in fastText's format: `__label__sports The match was ...`.
     """
@@ -335,9 +335,9 @@ def _label(written: str, text: str, where: str) -> str:
 
 
 def _rows(path: str, header: bool, fasttext: bool = False) -> Iterator[tuple[list[str], str]]:
-    """Yield the cells of every line except the header, with the file and line number for errors.
+    """Yield (cells, place) for every line except the header; `place` is the file and line number for error messages.
 
-    Lines with different numbers of cells are refused, because a tab inside a text would silently truncate the text.
+    Lines with different numbers of cells are an error, because a tab inside a text would silently truncate the text.
     """
     first: tuple[int, int] | None = None  # line number and number of columns of the first line
     for number, line in enumerate(lines(path), 1):
@@ -354,7 +354,7 @@ def _rows(path: str, header: bool, fasttext: bool = False) -> Iterator[tuple[lis
 
 
 def _unused(path: str, first: int, second: int) -> list[str]:
-    """Return a warning if the first line has more columns than are read.
+    """Return a list with a warning if the first line of a file has more columns than are used, else an empty list.
 
     A pipe is not checked, because it cannot be read again.
     """
@@ -384,7 +384,7 @@ def _counted(cells: list[str]) -> str:
 
 
 def _objects(path: str) -> Iterator[tuple[dict[str, Any], str]]:
-    """Yield the JSON object of every line, with the file and line number for errors."""
+    """Yield (JSON object, place) for every line; `place` is the file and line number for error messages."""
     for number, line in enumerate(lines(path), 1):
         where = f"{path}: line {number}"
         try:
@@ -392,12 +392,12 @@ def _objects(path: str) -> Iterator[tuple[dict[str, Any], str]]:
         except (ValueError, RecursionError) as error:
             raise DataError(f"{where} is not JSON ({error})") from None
         if not isinstance(record, dict):
-            raise DataError(f"{where} is not a JSON object in braces; write one record per line")
+            raise DataError(f"{where} is not a JSON object; write one object in braces per line")
         yield record, where
 
 
 def _field(record: dict[str, Any], key: str, where: str) -> str:
-    """Return the string at `key`: the name of a field, or names joined by dots for inner objects."""
+    """Return a string field of a JSON object. `key` is its name, or names joined by dots for nested objects."""
     value: Any = record
     for name in (key,) if key in record else key.split("."):
         if not isinstance(value, Mapping) or name not in value:

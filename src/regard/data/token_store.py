@@ -1,7 +1,7 @@
-"""The token store: memory-mapped tables of ids or vectors. A corpus may therefore be larger than memory.
+"""The token store: memory-mapped tables of token ids or vectors. A corpus may therefore be larger than memory.
 
-A token table has columns such as `source`, `target` and `label`. A column consists of a file of concatenated values and
-a file of offsets.
+A token table has one row per training example, and columns such as `source`, `target` and `label`. A column is stored
+as a file of concatenated values and a file of offsets.
 """
 
 import hashlib
@@ -22,7 +22,7 @@ VECTORS = "<f4"
 
 @runtime_checkable
 class Ids(Protocol):
-    """An array, or several arrays read as one, which can be indexed by slices and by arrays of indices."""
+    """Protocol of array-like values that can be indexed by slices and by arrays of indices."""
 
     def __len__(self) -> int: ...
     def __getitem__(self, at: Any, /) -> Any: ...
@@ -30,10 +30,10 @@ class Ids(Protocol):
 
 @dataclass(frozen=True)
 class Column:
-    """Concatenated sequences of ids, or of vectors."""
+    """One column of a token table: concatenated sequences of ids or of vectors, one sequence per row."""
 
     ids: Ids  # (N,) uint16 or uint32, or vectors (N, C) float32; usually memory-mapped
-    offsets: np.ndarray  # (rows + 1,) int64
+    offsets: np.ndarray  # (rows + 1,) int64: where each sequence begins in `ids`; the last offset is the end
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
@@ -48,13 +48,13 @@ class Column:
 
     @classmethod
     def of(cls, rows: Sequence[Sequence[int]]) -> "Column":
-        """Return a column of ids in memory."""
+        """Return an in-memory column with the given sequences of ids."""
         offsets = _offsets([len(row) for row in rows])
         return cls(np.fromiter(chain.from_iterable(rows), np.uint32, int(offsets[-1])), offsets)
 
     @classmethod
     def of_vectors(cls, rows: Sequence[Sequence[Sequence[float]]], channels: int) -> "Column":
-        """Return a column in memory whose sequences consist of vectors with `channels` numbers each."""
+        """Return an in-memory column with the given sequences of vectors, which must have `channels` numbers each."""
         for number, row in enumerate(rows, 1):
             if any(len(vector) != channels for vector in row):
                 raise DataError(f"record {number}: every vector needs {channels} numbers")
@@ -62,17 +62,17 @@ class Column:
         return cls(values, _offsets([len(row) for row in rows]))
 
     def spans(self, first: np.ndarray, last: np.ndarray) -> "Column":
-        """Return a column in memory whose sequence i has the values at the indices first[i] to last[i] - 1."""
+        """Return an in-memory column whose sequence i is the values at the indices first[i] to last[i] - 1."""
         offsets = _offsets(last - first)
         at = np.arange(offsets[-1]) + np.repeat(first - offsets[:-1], last - first)
         return Column(self.ids[at], offsets)
 
     def take(self, rows: np.ndarray) -> "Column":
-        """Return a column of the sequences with the given numbers."""
+        """Return an in-memory column of the sequences with the given indices."""
         return self.spans(self.offsets[rows], self.offsets[rows + 1])
 
     def between(self, before: Sequence[int], after: Sequence[int]) -> "Column":
-        """Return a column in which the ids `before` precede every sequence and the ids `after` follow it."""
+        """Return an in-memory column with `before` prepended and `after` appended to every sequence of ids."""
         offsets = self.offsets + (len(before) + len(after)) * np.arange(len(self.offsets))
         ids = np.empty(offsets[-1], np.uint32)
         shifts = offsets[:-1] + len(before) - self.offsets[:-1]
@@ -83,12 +83,12 @@ class Column:
 
 
 def _offsets(lengths: np.ndarray | list[int]) -> np.ndarray:
-    """Return the offsets of concatenated sequences, from 0 to the end of the last sequence."""
+    """Return the offsets of concatenated sequences of the given lengths, from 0 to the end of the last sequence."""
     return np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths, dtype=np.int64)])
 
 
 class Table:
-    """Columns with the same number of rows."""
+    """A token table: columns with the same number of rows."""
 
     def __init__(self, columns: dict[str, Column]) -> None:
         self.columns = columns
@@ -102,11 +102,11 @@ class Table:
 
     @classmethod
     def of(cls, **columns: Sequence[Sequence[int]]) -> "Table":
-        """Return a table in memory. Each keyword argument is a column, given as lists of ids."""
+        """Return an in-memory table. Each keyword argument is a column: a list of ids for every row."""
         return cls({name: Column.of(rows) for name, rows in columns.items()})
 
     def take(self, rows: np.ndarray) -> "Table":
-        """Return a table of the rows with the given numbers."""
+        """Return an in-memory table of the rows with the given indices."""
         return Table({name: column.take(rows) for name, column in self.columns.items()})
 
     @classmethod
@@ -141,10 +141,10 @@ def _mapped(path: Path, dtype: np.dtype) -> np.ndarray:
 
 
 class Writer:
-    """A writer that stores a table in chunks. `close` adds the manifest, without which the table cannot be opened."""
+    """Writes a token table chunk by chunk. The table cannot be opened before `close` has written its manifest."""
 
     def __init__(self, folder: Path, columns: Sequence[str], vocab: int, stream: bool = False) -> None:
-        """`vocab` is the vocabulary size, and `stream` joins everything that is added into one long row."""
+        """`vocab` is the vocabulary size. If `stream` is true, all rows are joined into one long row."""
         folder.mkdir(parents=True, exist_ok=True)
         self.folder, self.stream = folder, stream
         dtype = np.dtype("<u2" if vocab <= 2**16 else "<u4")
@@ -164,14 +164,14 @@ class Writer:
             column.extend(table[name])
 
     def close(self) -> Table:
-        """Finish the files, and open and return the table."""
+        """Complete the files of the table, and return the memory-mapped table."""
         about = {name: column.close(self.stream) for name, column in self.columns.items()}
         (self.folder / MANIFEST).write_text(json.dumps({"columns": about}, indent=2), encoding="utf-8")
         return Table.open(self.folder)
 
 
 class _ColumnWriter:
-    """The open files of one column."""
+    """Writes one column to its files of values and offsets."""
 
     def __init__(self, path: Path, dtype: np.dtype) -> None:
         self.dtype: np.dtype = dtype

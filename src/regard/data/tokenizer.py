@@ -35,10 +35,10 @@ MAX_VOCAB = 32_000  # unless the recipe sets vocab
 # unspaced Chinese sentences, exact match on held-out lines is 40 % with a minimum count of 2 and 99 % with this one.
 MIN_COUNT = 5
 ID_LIMIT = 1 << 24  # larger ids are refused: a model has an embedding for every id
-ENCODE_BATCH = 4096  # texts per call of the library, which needs many times the size of the texts in memory
+ENCODE_BATCH = 4096  # texts per call of the library, because a call needs many times the memory of its texts
 SPACE = "\u2581"  # a space in a printed token
 VERSION: str = tokenizers.__version__  # another version of the library may learn other subwords from the same text
-BY_WORD = ("bpe", "bytes", "characters")  # kinds without tokens that cross a space or a line feed
+BY_WORD = ("bpe", "bytes", "characters")  # kinds of tokenizer in which no token crosses a space or a line feed
 
 # A word includes the space before it. Combining marks count as letters (GPT-2 splits Hindi words at them). Every digit
 # is a token, so that all numbers consist of ten frequent tokens. A line feed is a token of its own.
@@ -61,7 +61,7 @@ ROUND_TRIP = "  a  b\t\r\n\u2028 e\u0301\u00e9 \ufb01 \uff21 don 't </s> <unk> [
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """Settings that a `tokenizer.json` of the tokenizers library does not have."""
+    """Settings that regard adds to a `tokenizer.json`, because the tokenizers library does not store them."""
 
     kind: str
     why: str  # the size of the vocabulary and the reason for it, which is printed
@@ -108,7 +108,7 @@ class Tokenizer:
 
     @classmethod
     def from_json(cls, text: str, name: str = "the tokenizer") -> "Tokenizer":
-        """Return the tokenizer stored in `text`, the output of `to_json`. `name` is its name in error messages."""
+        """Return the tokenizer stored in `text`, which `to_json` returned. Error messages call the tokenizer `name`."""
         document = _parse(text, name)
         note = document["model"].pop("regard", None)
         if note is None:
@@ -120,7 +120,7 @@ class Tokenizer:
             raise DataError(f"{name}: cannot be used as a tokenizer ({why})") from None
 
     def to_json(self) -> str:
-        """Return the content of the tokenizer's file."""
+        """Return the tokenizer as JSON text, which is the content of its file."""
         return self._text
 
     def plain_json(self) -> str:
@@ -183,11 +183,11 @@ class Tokenizer:
         return self._library.decode(self._without_control(ids), skip_special_tokens=False)
 
     def decode_batch(self, rows: Sequence[Sequence[int]]) -> list[str]:
-        """Return the text of every row of token ids."""
+        """Return the text of every sequence of token ids."""
         return self._library.decode_batch([self._without_control(ids) for ids in rows], skip_special_tokens=False)
 
     def tokens(self, ids: Sequence[int]) -> list[str]:
-        """Return the tokens in printable form. A space becomes U+2581, and other invisible characters are escaped."""
+        """Return the tokens of `ids` in printable form: a space as U+2581, other invisible characters escaped."""
         self._check(ids)
         return [self._control.get(i) or _visible(self._token_text(i)) for i in ids]
 
@@ -229,25 +229,25 @@ class Tokenizer:
 
 
 class TokenizerSpec(Spec):
-    """The Tokenizer slot: a spec of a tokenizer, which is learned from text or imported."""
+    """Abstract base class of tokenizer specs: how a tokenizer is learned from text, or imported."""
 
     __slots__ = ()
-    sampled: ClassVar[bool] = False  # True if a sample of a large corpus is enough to learn from
+    sampled: ClassVar[bool] = False  # True if a sample of a large corpus is enough to learn the tokenizer
 
     @abstractmethod
     def learn(self, texts: Iterable[str], share: float = 1.0) -> Tokenizer:
-        """Return a tokenizer learned from texts, deterministically and in one pass.
+        """Learn a tokenizer from texts, deterministically and in one pass.
 
-        `share` is the fraction of the corpus that the texts make up. It is below 1 if they are a sample.
+        `share` is the fraction of the corpus that `texts` has. It is below 1 if `texts` is a sample.
         """
 
 
 class TooFewSubwordsError(DataError):
-    """Error for a sample of the corpus that has fewer subwords than needed. The whole corpus may have enough."""
+    """Raised if a sample of the corpus has fewer subwords than needed. The whole corpus may have enough subwords."""
 
 
 def train(spec: TokenizerSpec, texts: Iterable[str], share: float = 1.0) -> Tokenizer:
-    """Return the tokenizer that `spec` describes, learned from texts that are the fraction `share` of the corpus."""
+    """Learn the tokenizer that `spec` describes. `share` is the fraction of the corpus that `texts` has."""
     if isinstance(texts, str):
         raise DataError("texts: needs a sequence of texts, not a single one; put it into a list")
     try:
@@ -430,7 +430,7 @@ TOKENIZERS: dict[str, type[Spec]] = {spec.kind: spec for spec in (BPE, Bytes, Ch
 
 
 def _add_control_tokens(document: Document, name: str) -> Note:
-    """Add missing control tokens to an imported document in place, and return the settings with all control tokens."""
+    """Add missing control tokens to an imported `tokenizer.json` in place, and return regard's settings for it."""
     model, added = document["model"], {token["content"]: token for token in document.setdefault("added_tokens", [])}
     document |= {"truncation": None, "padding": None}
     if "dropout" in model:
@@ -461,10 +461,10 @@ def _add_control_tokens(document: Document, name: str) -> Note:
 
 
 def choose_vocab(words: int, languages: int = 2) -> int:
-    """Return the vocabulary size for a corpus with a number of words in a number of languages.
+    """Return a vocabulary size for a corpus of `words` words in `languages` languages.
 
     The size is min(10.5 words^(1/2), 175 languages words^(1/4)), rounded, from 300 to 32,000. For two languages it is
-    1,000 with ten thousand words, 10,000 with a million words and 32,000 with seventy million words. With a larger
+    1,000 for ten thousand words, 10,000 for a million words and 32,000 for seventy million words. With a larger
     vocabulary, a small corpus has too few examples of each subword. On 15,000 sentence pairs, 8,000 subwords reach half
     of the BLEU score of 4,000 subwords. On WikiText-2, 13,000 subwords have 7 % more perplexity per word than 6,000.
     """
@@ -474,7 +474,7 @@ def choose_vocab(words: int, languages: int = 2) -> int:
 
 
 class _CountedTexts:
-    """Texts that can be read only once, with counts of the words and characters read so far."""
+    """Iterable over texts that counts the words and characters yielded so far. It can be iterated only once."""
 
     def __init__(self, texts: Iterable[str]) -> None:
         self.texts, self.words, self.characters = texts, 0, 0
@@ -557,9 +557,9 @@ def _visible(text: str) -> str:
 
 
 def _load_guarded(document: Document, unknown: int | None) -> tuple[tokenizers.Tokenizer, dict[int, str]]:
-    """Return the library's tokenizer, in which no text encodes to a control token, and the control tokens keyed by id.
+    """Return (the library's tokenizer, {id: control token}). In this tokenizer, no text encodes to a control token.
 
-    `encode_special_tokens` is not enough: a Unigram model has "</s>" in its own vocabulary and would match it in text.
+    The option `encode_special_tokens` is not enough: a Unigram model has "</s>" in its vocabulary, and would match it.
     Control tokens therefore get random names in memory. The file is unchanged.
     """
     special = [token for token in document["added_tokens"] if token["special"] and token["id"] != unknown]
@@ -585,7 +585,7 @@ def _load_guarded(document: Document, unknown: int | None) -> tuple[tokenizers.T
 
 
 def _merge_tokens(merge: Any) -> tuple[str, str, str]:
-    """Return the two tokens of a merge and the token that they form. In older files, a merge is one string."""
+    """Return (left token, right token, merged token) of a BPE merge, which is a pair, or one string in older files."""
     left, right = merge.split(" ") if isinstance(merge, str) else merge
     return left, right, left + right
 

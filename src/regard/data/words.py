@@ -1,4 +1,4 @@
-"""Encode a corpus word by word with a cache. A corpus has about one distinct word for every hundred words.
+"""Encode a corpus word by word with a cache, because a corpus has only about one distinct word per hundred words.
 
 A byte-level BPE never merges across a space or a line feed. The ids of a text are therefore the concatenated ids of its
 words, where a word includes the space before it.
@@ -13,14 +13,14 @@ import numpy as np
 from regard.data.token_store import Column
 from regard.errors import DataError
 
-MAX_WORDS = 1 << 19  # a cache with more words is cleared, which limits its memory
+MAX_WORDS = 1 << 19  # a cache with more words is cleared, to limit the use of memory
 # Split before a space that follows a word, and around a line feed. Python's white space includes all that the
 # tokenizer treats as white space, so no sequence of white space is split.
 CUT = re.compile(r"(?<=\S)(?= )|(?=\n)|(?<=\n)")
 
 
 class WordMemory(dict[str, int]):
-    """A cache of the token ids of words. It maps a key to the index of the word's ids.
+    """A cache of the token ids of words. The dict maps the key of a word to the index of its ids in a column.
 
     The key of a word that follows a space is the word without the space: the key of " of" is "of". The key of any other
     word begins with a space: the key of "of" is " of". Most words follow a space, so most words from `str.split` are
@@ -38,7 +38,7 @@ class WordMemory(dict[str, int]):
         return number
 
     def column(self, texts: list[str]) -> Column:
-        """Return the token ids of every text, equal to `encode(texts)`."""
+        """Return the token ids of every text as a column. They are the same as those that `encode` returns."""
         if len(self) > MAX_WORDS:
             self._reset()
         ends = [0]

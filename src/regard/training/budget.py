@@ -1,24 +1,24 @@
-"""Time budgets: the number of steps that fit into the remaining time, estimated while training runs."""
+"""Time budget of training: during training, estimate the number of steps that fit into the remaining time."""
 
 import time
 from collections import deque
 
-RECENT = 64  # number of steps over which the duration is averaged, because batches differ in size
-SHARE = 0.1  # share of the time for validation
-SPACING = 0.04  # smallest interval between validations, as a share of the budget
-FIRST = 0.1  # largest time before the first validation, as a share of the budget
+RECENT = 64  # number of recent step durations to average, because batches differ in size
+SHARE = 0.1  # largest share of the training time for validation
+SPACING = 0.04  # smallest interval between validations, as a share of the time budget
+FIRST = 0.1  # largest time before the first validation, as a share of the time budget
 
 
 class Budget:
-    """The time budget of a run, over all of its sessions, and the number of steps that fits into it.
+    """The time budget of training, and an estimate of the number of steps that fit into it.
 
-    Time is wall-clock time, and includes reading the text, validation and saving. Random numbers depend on the step
-    alone, and checkpoints store the number of steps. So a run with a budget resumes exactly, except that the number of
-    steps is estimated again.
+    The budget is wall-clock time, including the time for reading text, validation and saving, and including earlier
+    sessions if training is resumed. Random numbers depend only on the step, and checkpoints store the number of steps.
+    Training with a time budget therefore resumes exactly, except that the number of steps is estimated again.
     """
 
     def __init__(self, seconds: float | None, began: float | None = None) -> None:
-        """`seconds` is the budget (None: no limit); `began` is the `time.monotonic()` at which it began."""
+        """`seconds` is the budget (None: no limit); `began` is the `time.monotonic()` at which the session began."""
         self.seconds = seconds
         self.began = time.monotonic() if began is None else began
         self.earlier = 0.0  # seconds of earlier sessions
@@ -34,25 +34,25 @@ class Budget:
 
     @property
     def left(self) -> float:
-        """Time left for steps in seconds, without the time for the last validations and for saving."""
+        """Seconds left for training steps, after subtracting the time for the last validations and for saving."""
         assert self.seconds is not None
         return self.seconds - self.elapsed - self.ending
 
     @property
     def ending(self) -> float:
-        """Time in seconds from the last step to the end: two validations (last weights, checkpoint mean) and saving."""
+        """Seconds from the last step to the end: two validations (of last weights, averaged weights) and saving."""
         return 2 * self.validation + 2 * self.saving
 
     def add(self, steps: int, seconds: float) -> None:
-        """Record that `steps` steps took `seconds`."""
+        """Record that `steps` training steps took `seconds` seconds."""
         self.durations.append((steps, seconds))
 
     def forget(self) -> None:
-        """Discard the recorded durations, because the next steps run at another speed."""
+        """Discard the recorded step durations, because the next steps run at another speed."""
         self.durations.clear()
 
     def steps(self, step: int, planned: int) -> int:
-        """Return the step at which training should end, estimated after `step`; `planned` is the previous estimate."""
+        """Estimate the step at which training should end. `step` is the current step, `planned` the last estimate."""
         if self.seconds is None:
             return planned
         if self.left <= 0:
@@ -65,12 +65,12 @@ class Budget:
 
     @property
     def spacing(self) -> float:
-        """Training time between two validations in seconds, so that validations take `SHARE` of the time."""
+        """Seconds of training between two validations, so that validations take at most `SHARE` of the total time."""
         assert self.seconds is not None
         return max(SPACING * self.seconds, self.validation * (1 - SHARE) / SHARE)
 
     def due(self) -> bool:
-        """Return whether a validation is due now under a time budget; never shortly before the one at the last step."""
+        """Return whether a validation is due now. It never is shortly before the last step, or without a budget."""
         if self.seconds is None:
             return False
         since = time.monotonic() - self.validated
@@ -78,5 +78,5 @@ class Budget:
         return since >= spacing and self.left > spacing / 2
 
     def note_validation(self, seconds: float) -> None:
-        """Record that a validation of this duration has just ended."""
+        """Record that a validation has just ended, after `seconds` seconds."""
         self.validation, self.validated = seconds, time.monotonic()

@@ -1,4 +1,4 @@
-"""The files of a run: safetensors and JSON, written atomically; nothing is pickled.
+"""The files in the folder of a training run: safetensors and JSON, written atomically; nothing is pickled.
 
     request.json                the recipe as the user wrote it
     recipe.json                 the resolved recipe, from which the model is rebuilt
@@ -7,10 +7,10 @@
     weights-final.safetensors   the weights that commands use after training has finished
     log.jsonl environment.json  the events of training; versions, machine and commit
     baselines.json              metrics of trivial models on the validation text
-    data/                       the token store, needed only to resume
+    data/                       the token store, needed only to resume training
 
-A checkpoint is complete if its JSON file exists, because that file is written last. It contains the digests of the
-other two files. Writing to the folder requires its lock (`regard.files.locked`); reading does not.
+A checkpoint is complete if its JSON file exists, because that file is written last. The JSON file contains the digests
+of the other two files. Writing to the folder requires its lock (`regard.files.locked`); reading does not.
 """
 
 import errno
@@ -35,7 +35,7 @@ from regard.files import replace_text, sync, temporary, usual_mode, write_text
 FORMAT = 1  # version of the format of run folders; a newer version raises an error
 FINAL = "weights-final.safetensors"
 NOTES = "regard"  # header key for all notes as one JSON object, because safetensors orders header keys at random
-NESTED = 100  # maximum number of nested levels, far more than a JSON file of a run has
+NESTED = 100  # maximum nesting depth of a JSON file, far more than regard writes
 WRITTEN = re.compile(
     r"(asked|request|recipe|environment|baselines)\.json|tokenizer.*\.json|(weights|trainer)-(\d+|final)\.\w+|log\.jsonl|tensorboard"
 )
@@ -43,7 +43,7 @@ Tensors = Mapping[str, Tensor]
 
 
 class SaveError(RegardError, OSError):
-    """A file could not be written; its previous version is intact."""
+    """Error for a file that could not be written. The previous version of the file is intact."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,14 +56,14 @@ class Checkpoint:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointPolicy:
-    """A rule for writing checkpoints in a training run."""
+    """Settings for when checkpoints are written during training."""
 
     min_seconds: float = 0.0  # minimum time between two checkpoints; a checkpoint that is due sooner is skipped
     final: bool = True  # True: write a checkpoint at the last step, and the final weights
 
 
 class RunFolder:
-    """The files of one run."""
+    """The folder of a training run: the paths of its files, and methods that write and read checkpoints."""
 
     def __init__(self, path: Path | str) -> None:
         self.path = Path(path)
@@ -75,28 +75,28 @@ class RunFolder:
 
     @property
     def request(self) -> Path:
-        """The path of the recipe as the user wrote it; earlier versions named the file asked.json."""
+        """The path of the recipe as the user wrote it. Earlier versions of regard named the file asked.json."""
         former = self.path / "asked.json"
         return former if former.exists() else self.path / "request.json"
 
     def writes(self, name: str) -> bool:
-        """Return whether training may write to a path of this name; never to the token store if recipe.json exists."""
+        """Return whether training may write to a path of this name; to `data` only before recipe.json exists."""
         return WRITTEN.fullmatch(name) is not None or (name == self.data.name and not self.recipe.exists())
 
     def weights(self, step: int) -> Path:
-        """Return the path of the weights of a checkpoint."""
+        """Return the path of the weights of the checkpoint at `step`."""
         return self.path / f"weights-{step:08d}.safetensors"
 
     def trainer(self, step: int, suffix: str) -> Path:
-        """Return the path of the trainer state: `suffix` is `safetensors` for tensors, `json` for everything else."""
+        """Return the path of the trainer state at `step`: `suffix` is "safetensors" for tensors, else "json"."""
         return self.path / f"trainer-{step:08d}.{suffix}"
 
     def steps(self) -> list[int]:
-        """Return the steps whose weights are in the folder, oldest first."""
+        """Return the steps of the checkpoints whose weights are in the folder, in ascending order."""
         return self._steps("weights-*", self.weights)
 
     def _steps(self, pattern: str, path_of: Callable[[int], Path]) -> list[int]:
-        """Return the steps in the names of files that match `pattern` and are named `path_of(step)`, oldest first."""
+        """Return, in ascending order, the steps in names of files that match `pattern`, if `path_of(step)` exists."""
         numbers = (re.search(r"-(\d+)\.", path.name) for path in self.path.glob(pattern))
         return sorted(step for step in {int(number[1]) for number in numbers if number} if path_of(step).exists())
 
@@ -114,7 +114,7 @@ class RunFolder:
             sync(self.path)
 
     def save_final(self, weights: Tensors, about: Mapping[str, str]) -> None:
-        """Write the final weights, with the notes `about` in the header of the file."""
+        """Write the final weights, with the metadata `about` in the header of the file."""
         with self._temporary_folder() as folder:
             write_tensors(folder / "weights", weights, about)
             (folder / "weights").rename(self.final)
@@ -131,7 +131,7 @@ class RunFolder:
                 shutil.rmtree(folder, ignore_errors=True)
 
     def latest(self) -> Checkpoint | None:
-        """Return the newest complete checkpoint; None if there is none."""
+        """Return the newest complete checkpoint, or None if there is no checkpoint."""
         steps = self._steps("trainer-*.json", lambda step: self.trainer(step, "json"))
         if not steps:
             return None
@@ -146,7 +146,7 @@ class RunFolder:
         return Checkpoint(steps[-1], state)
 
     def load(self, checkpoint: Checkpoint) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """Return the weights and the trainer tensors of a checkpoint, after checking their digests."""
+        """Return (weights, trainer tensors) of a checkpoint, after checking the digests of the files."""
         step = checkpoint.step
         paths = {"weights": self.weights(step), "trainer": self.trainer(step, "safetensors")}
         for name, path in paths.items():
@@ -161,7 +161,7 @@ class RunFolder:
         return read_tensors(paths["weights"]), read_tensors(paths["trainer"])
 
     def prune(self, keep: Iterable[int], latest: int) -> None:
-        """Remove the weights of all checkpoints not in `keep`, and the trainer state of all but the latest."""
+        """Delete the weights of all steps except `keep` and `latest`, and the trainer state of all except `latest`."""
         kept = {*keep, latest}
         for step in self.steps():
             if step != latest:
@@ -173,7 +173,7 @@ class RunFolder:
 
 @contextmanager
 def saving(path: Path) -> Iterator[None]:
-    """Raise SaveError if a file in a run that can be resumed cannot be written in the `with` block."""
+    """Convert errors of writing to `path` inside a `with` block to a SaveError with advice on resuming training."""
     try:
         yield
     except (OSError, SafetensorError) as error:
@@ -184,12 +184,12 @@ def saving(path: Path) -> Iterator[None]:
 
 
 def newer(path: Path, version: Any) -> str:
-    """Return the error message for a run folder that a newer version of regard wrote."""
+    """Return the error message for the folder of a training run that a newer version of regard wrote."""
     return f"{path} was written in format {version} by a newer regard; this one reads up to {FORMAT}: upgrade regard"
 
 
 def write_tensors(path: Path, tensors: Tensors, about: Mapping[str, str] | None = None) -> None:
-    """Write a safetensors file and flush it to the disk."""
+    """Write a safetensors file, with the metadata `about` in its header, and flush it to the disk."""
     host = {name: tensor.detach().contiguous().cpu() for name, tensor in tensors.items()}
     save_file(host, path, metadata={NOTES: json.dumps(dict(about), sort_keys=True)} if about else {"format": "pt"})
     path.chmod(usual_mode(path.parent))  # safetensors lets only the owner read the file
@@ -208,7 +208,7 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
 
 
 def read_about(path: Path) -> dict[str, str]:
-    """Return the notes in the header of a safetensors file."""
+    """Return the metadata in the header of a safetensors file."""
     try:
         with safe_open(path, framework="pt") as file:
             about: dict[str, str] = file.metadata() or {}
@@ -245,7 +245,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def _nested(value: Any, levels: int = NESTED) -> bool:
-    """Return whether a value contains another one that is `levels` levels deeper."""
+    """Return whether the nesting depth of a JSON value is at least `levels`."""
     inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
     return levels == 0 or any(_nested(each, levels - 1) for each in inner)
 
@@ -257,7 +257,7 @@ def file_digest(path: Path) -> str:
 
 
 def weights_digest(weights: Tensors) -> str:
-    """Return the SHA-256 of the names, dtypes, shapes and values of weights; it does not depend on the file format."""
+    """Return the SHA-256 of the names, dtypes, shapes and values of weights, independent of the file format."""
     digest = hashlib.sha256()
     for name in sorted(weights):
         tensor = weights[name].detach().contiguous().cpu()
@@ -267,7 +267,7 @@ def weights_digest(weights: Tensors) -> str:
 
 
 def mean(weights: Iterable[Tensors]) -> dict[str, Tensor]:
-    """Return the mean of several sets of weights, summed in float64."""
+    """Return the average of several sets of weights, summed in float64."""
     total: dict[str, Tensor] = {}
     first: Tensors = {}
     count = 0

@@ -32,7 +32,7 @@ class TimeLeft(ProgressColumn):
 
 
 class TrainingConsole:
-    """Prints a live line (loss, speed, memory, remaining time), and metrics and a sample output for each validation."""
+    """Prints a live progress line (loss, speed, memory, time left), and metrics and a sample for each validation."""
 
     def __init__(self, console: Console | None = None, quiet: bool = False) -> None:
         self.console = console or Console(stderr=True, emoji=False)
@@ -52,7 +52,7 @@ class TrainingConsole:
         self.sample = sample
 
     def report(self, sentence: str) -> None:
-        """Print a sentence above the live line; ignore errors in writing it, for example to a full disk."""
+        """Print a sentence above the progress line; ignore errors of writing, for example to a full disk."""
         if re.match(r"(?!warning)[a-z][a-z-]*\b(?![./\\_])", sentence):  # not a path
             sentence = sentence[0].upper() + sentence[1:]
         if not self.quiet:
@@ -67,7 +67,7 @@ class TrainingConsole:
             self.live.update(self.live.task_ids[0], completed=event["step"])
 
     def on_start(self, event: Event) -> None:
-        """Start the live line if the output is a terminal."""
+        """Start the progress line if the output is a terminal."""
         self.steps = event["steps"]
         if event["step"]:
             self.report(f"Resuming at step {event['step']:,}")
@@ -83,7 +83,7 @@ class TrainingConsole:
         self.report(description(event))
 
     def on_step(self, event: Event) -> None:
-        """Update the live line."""
+        """Update the progress line with the metrics of recent steps."""
         # `nll` is without label smoothing and auxiliary losses, so that it is comparable with the validation loss.
         facts = [f"loss {event['nll']:.3f}", f"{event['tokens_per_second']:,.0f} tokens/s"]
         if "memory_gb" in event:
@@ -113,7 +113,7 @@ class TrainingConsole:
             self.warn(event)
 
     def validation(self, event: Event, width: int = WIDTH) -> str:
-        """Return the metrics of a validation as text, in the order of `titles`: at least two, and more if they fit."""
+        """Return validation metrics as text: in the order of `titles`, as many as fit in `width`, but at least two."""
         values = [f"{title} {_number(event[name])}" for name, title in self.titles.items() if name in event]
         while len(values) > 2 and len("  ".join(values)) > width:
             values.pop()
@@ -126,7 +126,7 @@ class TrainingConsole:
             self.warned = True
 
     def on_final(self, event: Event) -> None:
-        """Print the metrics of the mean of several checkpoints."""
+        """Print the validation metrics of the averaged weights of several checkpoints."""
         steps, kept = event["steps"], event["kept"]
         behind = "" if kept == steps else f"; ranks behind step {kept[0]:,}, which is used instead"
         self.report(f"mean of {len(steps)} checkpoints: validation {self.validation(event)}{behind}")
@@ -152,7 +152,7 @@ def _time(seconds: float) -> str:
 
 
 def time_left(seconds: float) -> str:
-    """Return a remaining time as text, in seconds, minutes or hours."""
+    """Return the remaining time as text, in seconds, minutes or hours, such as "22 min left"."""
     if seconds < 99.5:
         return f"{seconds:.0f} s left"
     return f"{seconds / 60:.0f} min left" if seconds < 7170 else f"{seconds / 3600:.1f} h left"

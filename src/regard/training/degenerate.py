@@ -1,14 +1,14 @@
-"""Detect degenerate text from validation metrics: loops, and outputs that do not end."""
+"""Detect degenerate model outputs from validation metrics: repetition loops, and outputs that do not end."""
 
 from collections.abc import Mapping
 from typing import Any
 
 REPEATING, UNFINISHED = "repeating", "unfinished"  # names of metrics: percentages of the validation outputs
-MANY = 10.0  # percentage from which there is a warning
+MANY = 10.0  # percentage above which there is a warning
 
 
 def warnings(metrics: Mapping[str, Any]) -> list[str]:
-    """Return a list with a warning if validation metrics show degenerate text; otherwise an empty list."""
+    """Return a list with a warning if validation metrics indicate degenerate outputs, else an empty list."""
     repeating, unfinished = metrics.get(REPEATING, 0.0), metrics.get(UNFINISHED, 0.0)
     symptoms = []
     if unfinished > MANY:

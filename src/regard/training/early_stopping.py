@@ -1,12 +1,13 @@
-"""Early stopping: what counts as an improvement, and how long training continues without one."""
+"""Early stopping: stop training after several validations without an improvement."""
 
 from regard.training.ranking import ERROR, LOSS, Criterion, Metrics, cost
 
 
 def improvements(reached: Metrics, metrics: Metrics, criterion: Criterion) -> Metrics:
-    """Return the criterion and the loss, each only if better than in `reached`; the criterion with its standard error.
+    """Return those of the two metrics criterion and loss that are better in `metrics` than in `reached`.
 
-    Either improvement is progress: a model whose loss falls still learns, even if none of its outputs is right yet.
+    An improved criterion comes with its standard error. Either improvement counts: a model whose loss falls is still
+    learning, even if none of its outputs is right yet.
     """
     better = [each.name for each in (criterion, LOSS) if cost(metrics, each) < cost(reached, each)]
     if criterion.name in better and ERROR in metrics:
@@ -15,7 +16,7 @@ def improvements(reached: Metrics, metrics: Metrics, criterion: Criterion) -> Me
 
 
 def should_stop(validations: int, patience: int | None) -> bool:
-    """Return whether training stops after this number of validations in a row without improvement.
+    """Return whether training stops after `validations` consecutive validations without improvement.
 
     With a patience of 0 or None, training never stops early.
     """

@@ -29,14 +29,15 @@ from regard.training.optim import Optimizer, clip
 RECENT = 8  # number of recent batch shapes to remember until one of them occurs again
 WARM = 3  # eager steps before a capture, which initialise the optimizer's state and the libraries' workspaces
 TIMED = 30  # replays that are timed before deciding whether to compile
-GAIN, COST = 0.2, 40.0  # on an H200, compiling took 36 s and saved a fifth of a captured step of base (big: 57 s)
+# Seconds to compile, and the share of a step that this saves: on an H200, 36 s and a fifth for base (big: 57 s).
+GAIN, COST = 0.2, 40.0
 
 Emit = Callable[..., None]  # (event, **values)
 TimeLeft = Callable[[float], float]  # (duration of a step in seconds) -> remaining training time in seconds
 
 
 class StepScalars(NamedTuple):
-    """The scalars that change from step to step; on CUDA, they are elements of one tensor."""
+    """The scalar inputs of a training step, which change from step to step. On CUDA, they are elements of a tensor."""
 
     labels: float | Tensor  # number of labels in all batches
     ema_decay: float | Tensor
@@ -47,13 +48,13 @@ class StepScalars(NamedTuple):
 
     @classmethod
     def of(cls, tensor: Tensor) -> "StepScalars":
-        """Return the scalars in a tensor with the layout of `flat`."""
+        """Return the scalars stored in a tensor, in the order of `flat`."""
         labels, ema_decay, *shares = tensor.unbind()
         return cls(labels, ema_decay, shares)
 
 
 class StepResult(NamedTuple):
-    """Loss and negative log-likelihood of a step, summed over its labels, and the gradient norm before clipping."""
+    """The result of a step: loss and negative log-likelihood, summed over labels, and gradient norm before clipping."""
 
     loss: Tensor
     nll: Tensor
@@ -62,7 +63,7 @@ class StepResult(NamedTuple):
 
 @dataclass(frozen=True)
 class Update:
-    """A function that updates the weights once, given batches and the scalars that change from step to step."""
+    """A training step as a function of the batches and `StepScalars`: it updates the weights once."""
 
     model: Model
     loss: Callable[[Batch], Loss]
@@ -79,7 +80,7 @@ class Update:
         return replace(self, loss=torch.compile(self.loss, dynamic=dynamic, options=compile_options()))
 
     def __call__(self, batches: Sequence[Batch], scalars: StepScalars) -> Tensor:
-        """Update the weights by the gradient of the mean loss over all labels; return the fields of `StepResult`."""
+        """Update the weights by the gradient of the mean loss over all labels; return `StepResult` as one tensor."""
         pairs = zip(batches, scalars.shares, strict=True)
         losses = [self._backward(batch, scalars.labels, share) for batch, share in pairs]
         for part in self.optimizer.parts.values():
@@ -99,7 +100,7 @@ class Update:
         return loss
 
     def _step_optimizer(self, norm: Tensor) -> None:
-        """Step all parts of the optimizer, or none if a float16 gradient overflowed, because clipping used its norm."""
+        """Update the weights, unless a float16 gradient overflowed: clipping has then spoiled all gradients."""
         if self.scaler.is_enabled():
             if bool(norm.isfinite()):
                 for part in self.optimizer.parts.values():
@@ -124,7 +125,7 @@ class Update:
 
 
 def compile_options() -> dict[str, Any]:
-    """Return an option for torch.compile, if the installed version has it.
+    """Return options for torch.compile: no mixed-order reductions, if the installed version has this option.
 
     On an H200, one kernel for both the row and the column gradients of a norm takes twice as long as two kernels (199
     and 100 us for 32,768 rows of width 512).
@@ -134,15 +135,15 @@ def compile_options() -> dict[str, Any]:
 
 
 class StepExecutor:
-    """Base class of executors, which run training steps."""
+    """Abstract base class of step executors, which run training steps."""
 
     @abstractmethod
     def run(self, batches: Sequence[Batch], scalars: StepScalars, seed: int) -> StepResult:
-        """Run one step, whose random numbers are seeded with `seed`."""
+        """Run one training step on `batches`, with random numbers seeded with `seed`."""
 
 
 class Eager(StepExecutor):
-    """Runs every step eagerly, operation by operation."""
+    """Runs every training step eagerly, operation by operation."""
 
     def __init__(self, update: Update) -> None:
         self.update = update
@@ -156,7 +157,7 @@ class Eager(StepExecutor):
 
 
 def on_device(scalars: StepScalars, device: torch.device) -> StepScalars:
-    """Return the scalars, on CUDA as a tensor, so that eager and captured steps round equally; otherwise as numbers."""
+    """On CUDA, return the scalars as elements of a tensor, to round as captured steps do; elsewhere, unchanged."""
     return StepScalars.of(pinned(scalars.flat()).to(device, non_blocking=True)) if device.type == "cuda" else scalars
 
 
@@ -169,7 +170,7 @@ class Compiled(StepExecutor):
     """Compiles the loss with torch.compile; if that fails, emits an event and runs all further steps eagerly."""
 
     def __init__(self, update: Update, one_shape: bool, emit: Emit) -> None:
-        """With `one_shape`, a batch of another shape, such as the last of an epoch, runs eagerly."""
+        """If `one_shape` is true, only batches of the most common shape run compiled; others run eagerly."""
         self.eager, self.emit = Eager(update), emit
         self.compiled: Eager | None = Eager(update.compiled(dynamic=False if one_shape else None))
         self.common = CommonShape() if one_shape else None
@@ -189,14 +190,14 @@ class Compiled(StepExecutor):
 
 
 class CommonShape:
-    """The most common batch shape, taken to be the first shape that occurs twice."""
+    """The most common batch shape, which is assumed to be the first shape that occurs twice."""
 
     def __init__(self) -> None:
         self.recent: list[Sequence[Batch]] = []
         self.batches: Sequence[Batch] | None = None
 
     def fits(self, batches: Sequence[Batch]) -> bool:
-        """Return whether the batches have the common shape; False until that shape is known."""
+        """Return whether the batches have the most common shape; False until that shape is known."""
         if self.batches is not None:
             return same_shapes(batches, self.batches)
         self.batches = next((earlier for earlier in self.recent if same_shapes(batches, earlier)), None)
@@ -205,7 +206,7 @@ class CommonShape:
 
 
 class Captured(StepExecutor):
-    """Runs a whole step as one CUDA graph, after a few eager steps; `odd` runs batches of another shape."""
+    """Runs a whole training step as one CUDA graph, which is captured after a few eager steps."""
 
     def __init__(
         self,
@@ -215,7 +216,7 @@ class Captured(StepExecutor):
         odd: Update | None = None,
         common: CommonShape | None = None,
     ) -> None:
-        """`odd` is the update for batches of another shape (None: `update`); it is run eagerly."""
+        """`odd` is run eagerly for batches of other shapes than the captured shape. If it is None, `update` is run."""
         self.eager, self.odd = Eager(update), Eager(odd or update)
         self.emit, self.name, self.common = emit, name, common or CommonShape()
         self.stream = torch.cuda.Stream(update.device)
@@ -244,7 +245,7 @@ class Captured(StepExecutor):
         return StepResult(*self.result.clone().unbind())  # every replay overwrites the same result tensor
 
     def _warm_up(self, batches: Sequence[Batch], scalars: StepScalars, seed: int) -> StepResult:
-        """Run an eager step on a side stream, as capturing requires; check the last such step for synchronisations."""
+        """Run an eager step on a side stream, as capturing requires; detect synchronisations in the last such step."""
         current = torch.cuda.current_stream(self.stream.device)
         self.warm += 1
         self.stream.wait_stream(current)
@@ -257,7 +258,7 @@ class Captured(StepExecutor):
         return result
 
     def _capture(self, batches: Sequence[Batch], scalars: StepScalars) -> bool:
-        """Capture a step without running it; on failure store the reason and return False."""
+        """Capture a step as a CUDA graph without running it; if that fails, store the reason and return False."""
         device = self.stream.device
         self.batches = [batch.copy_to(device) for batch in batches]
         self.scalars = torch.tensor(scalars.flat(), dtype=torch.float32, device=device)
@@ -283,13 +284,13 @@ class Captured(StepExecutor):
 
 
 class Quickest(StepExecutor):
-    """Captures a CUDA graph at once, and captures a compiled step if compiling saves time; falls back on failure.
+    """Runs steps as a CUDA graph, and later compiles them if that saves time; falls back to a slower way on failure.
 
-    Compiling takes up to a minute, so it must save more than a minute in the remaining steps.
+    Compiling takes up to a minute, so it must save more than that over all remaining steps.
     """
 
     def __init__(self, update: Update, emit: Emit, time_left: TimeLeft, compiles: bool | None) -> None:
-        """`compiles`: True compiles at once, False never, None if the remaining steps are expected to save the time."""
+        """`compiles`: True compiles at once, False never, None only if that is expected to shorten training."""
         self.update, self.emit, self.time_left = update, emit, time_left
         self.compiles = compiles
         self.plain = Captured(update, emit)
@@ -319,7 +320,7 @@ class Quickest(StepExecutor):
         return result
 
     def _timed(self, batches: Sequence[Batch], scalars: StepScalars, seed: int) -> StepResult:
-        """Replay the graph and measure its time; after `TIMED` replays, compile if that saves time."""
+        """Replay the graph and measure how long it takes; after `TIMED` replays, compile if that saves time."""
         torch.cuda.synchronize(self.update.device)
         began = time.perf_counter()
         result = self.plain.run(batches, scalars, seed)
@@ -331,7 +332,7 @@ class Quickest(StepExecutor):
             left = self.time_left(step)
             self.compiles = left * GAIN > COST
             if self.compiles:
-                self._compile(f"steps of {1000 * step:.1f} ms go on for {left:.0f} s")
+                self._compile(f"{left:.0f} s of steps are left, of {1000 * step:.1f} ms each")
         return result
 
     def _compile(self, why: str) -> None:
@@ -345,25 +346,25 @@ class Quickest(StepExecutor):
 
 
 def same_shapes(batches: Sequence[Batch], others: Sequence[Batch]) -> bool:
-    """Return whether a step captured or compiled for `others` can run `batches`: all shapes are equal."""
+    """Return whether all shapes are equal, so that a step captured or compiled for `others` can run `batches`."""
     return len(batches) == len(others) and all(a.alike(b) for a, b in zip(batches, others, strict=True))
 
 
 def capture_obstacle(update: Update, one_shape: bool) -> str | None:
-    """Return why training steps on CUDA cannot be captured; None if no obstacle is known."""
+    """Return why training steps cannot be captured as a CUDA graph; None if no obstacle is known."""
     if not one_shape:
-        return "its batches have many shapes (data.batching)"
+        return "the batches have many shapes (data.batching)"
     if update.scaler.is_enabled():
-        return "float16 scales its loss on the host (train.precision)"
+        return "float16 scales the loss on the host (train.precision)"
     if not update.optimizer.capturable:
-        return "its optimizer waits for the device at every step (train.optimizer)"
+        return "the optimizer waits for the device at every step (train.optimizer)"
     return None
 
 
 def choose_executor(
     update: Update, one_shape: bool, compiles: bool | None, time_left: TimeLeft, emit: Emit
 ) -> StepExecutor:
-    """Return the fastest executor. `compiles` is `train.compile`; None compiles captured steps if that saves time."""
+    """Return the fastest step executor. `compiles` is the setting `train.compile`; None compiles if that saves time."""
     if update.device.type == "cuda":
         why = capture_obstacle(update, one_shape)
         if why is None:
@@ -383,7 +384,7 @@ class MemoryShortage:
     longest: int  # tokens of the longest example, which must fit into a batch
 
     def fitting_tokens(self) -> int:
-        """Return a number of tokens per batch that should fit: at most half of the present number.
+        """Return a number of tokens per batch that should fit: at most half of the number that did not fit.
 
         The memory of a step grows with its number of tokens. The total memory that the step needed is unknown; only the
         memory in use when the allocation failed is known.
@@ -411,7 +412,7 @@ class MemoryShortage:
         return 0.0
 
     def message(self, run: Path, saved: int | None) -> str:
-        """Return the error message; `saved` is the step of the last checkpoint of the run, or None if there is none."""
+        """Return the error message. `saved` is the step of the last checkpoint in the folder `run`, if there is one."""
         memory = self._total()
         what = f"memory ran out on {self.device}" + (f" ({memory / 2**30:.0f} GiB)" if memory else "")
         fitting = self.fitting_tokens()
@@ -432,16 +433,16 @@ class MemoryShortage:
 
 
 def summary(error: Exception) -> str:
-    """Return the first line of an error message, after the type of the error unless it is a RegardError."""
+    """Return the first line of an error message. It is preceded by the type of the error, except for a RegardError."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     first = lines[0] if lines else "no reason given"
     return first if isinstance(error, RegardError) else f"{type(error).__name__}: {first[:200]}"
 
 
 def description(event: Mapping[str, Any]) -> str:
-    """Return an "executor" event as a sentence."""
+    """Return a sentence that describes an "executor" event."""
     names = {
-        "eager": "steps run one operation after the other",
+        "eager": "steps run eagerly, one operation after the other",
         "compiling": "compiling the step",
         "compiled": "the loss is compiled",
         "graph": "a step is one CUDA graph",

@@ -42,7 +42,7 @@ class Log:
 
 
 def _step_of(line: str) -> int | float:
-    """Return the step of a line; infinity if the line is incomplete or not an event."""
+    """Return the training step of a line in log.jsonl; infinity if the line is incomplete or not an event."""
     with suppress(ValueError, TypeError, KeyError, RecursionError):
         if line.endswith("\n") and isinstance(step := json.loads(line)["step"], int):
             return step
@@ -50,7 +50,7 @@ def _step_of(line: str) -> int | float:
 
 
 def _strict(value: Any) -> Any:
-    """Return the value with None for every float that is not finite."""
+    """Return a copy of a JSON value in which NaN and infinities are replaced by None."""
     if isinstance(value, dict):
         return {name: _strict(inner) for name, inner in value.items()}
     if isinstance(value, list | tuple):
@@ -59,7 +59,7 @@ def _strict(value: Any) -> Any:
 
 
 class TensorBoard:
-    """Writes the metrics of steps and validations as TensorBoard events."""
+    """Writes the metrics of training steps and validations as TensorBoard events."""
 
     def __init__(self, folder: Path, step: int = 0) -> None:
         from torch.utils.tensorboard import SummaryWriter  # noqa: PLC0415  # an optional dependency
@@ -75,7 +75,7 @@ class TensorBoard:
         return find_spec("tensorboard") is not None
 
     def note(self, event: Event) -> None:
-        """Write all numbers in an event, if it is about a step or a validation."""
+        """Write all numbers of an event if it is a "step" or "valid" event; ignore other events."""
         with saving(self.folder):
             if event["event"] in ("step", "valid"):
                 for name, value in event.items():
@@ -101,7 +101,7 @@ def _silence() -> None:
 
 
 def environment(device: torch.device) -> dict[str, Any]:
-    """Return what a result depends on in addition to its recipe: versions, machine and commit."""
+    """Return what the result of training depends on in addition to the recipe: versions, machine and commit."""
     packages = ("regard", "torch", "numpy", "safetensors", "tokenizers", "sacrebleu")
     return {
         "python": sys.version.split()[0],
@@ -124,7 +124,7 @@ def version(package: str) -> str | None:
 
 
 def _commit() -> dict[str, str | None]:
-    """Return the commit and the uncommitted changes of the git checkout of regard; None if there is no checkout.
+    """Return {"commit", "diff"}: commit and uncommitted changes of regard's git checkout; None without a checkout.
 
     External diff programs and text conversions that the repository configures are not run. Filters that git needs to
     compare a file, such as LFS filters, are run. GIT_* variables, which a git hook sets, are ignored.

@@ -7,7 +7,7 @@ A backward pass costs two forward passes. Padding and recomputation do not count
 
 import torch
 
-# Dense bfloat16 FLOP/s of tensor cores, from data sheets. The first key that the device's name contains applies.
+# Dense bfloat16 FLOP/s of tensor cores, from data sheets. The first key that occurs in the device's name applies.
 PEAKS = {
     "B200": 2250e12,
     "H200": 989e12,
@@ -32,5 +32,5 @@ def peak(device: torch.device, dtype: torch.dtype | None) -> float | None:
 
 
 def utilisation(flops_per_token: float, tokens_per_second: float, peak: float) -> float:
-    """Return the MFU as a fraction of 1, from the FLOPs of a forward pass per token, the speed and the peak FLOP/s."""
+    """Return the MFU as a fraction of 1. `flops_per_token` counts a forward pass; `peak` is in FLOP/s."""
     return 3 * flops_per_token * tokens_per_second / peak

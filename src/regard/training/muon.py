@@ -1,4 +1,4 @@
-"""Muon with batched matrix products, in a precision that depends on the device; a CUDA graph can capture a step."""
+"""The optimizer Muon with batched matrix products. A step can be captured as a CUDA graph."""
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable
@@ -12,8 +12,8 @@ COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # of the quintic x (a + b x^2 + c x^4)
 ITERATIONS = 5
 EPS = 1e-7
 RMS = 0.2  # root mean square of AdamW's updates, roughly
-# Elements in one batched product. For small matrices, a batched product takes half the time of single products, but
-# more time if it exceeds the cache.
+# Number of elements in one batched product. For small matrices, a batched product takes half the time of single
+# products, but more time if it exceeds the cache.
 BATCHED = 2**17
 BATCHED_CUDA = 2**25  # on a GPU, memory is the limit
 
@@ -21,11 +21,13 @@ BATCHED_CUDA = 2**25  # on a GPU, memory is the limit
 class BatchedMuon(torch.optim.Optimizer):
     """Jordan et al. 2024: B = lerp(B, G, 1 - momentum); W = (1 - lr decay) W - lr c orth(lerp(G, B, momentum)).
 
-    c = 0.2 sqrt(max(rows, columns)) gives updates the size of AdamW's (Liu et al. 2025). This is torch.optim.Muon with
-    adjust_lr_fn="match_rms_adamw", and both have the same state, so either can continue from a checkpoint of the other.
-    There are three differences. Small matrices of one shape are multiplied in one batched product. Newton-Schulz runs
-    in bfloat16 only on CUDA, and otherwise in the dtype of the weights, because bfloat16 is slow on most CPUs and
-    crashes some. `lr` may be a tensor, which a captured step reads every time.
+    W are the weights, G is their gradient, B is the momentum buffer, lr is the learning rate, decay is the weight
+    decay, and orth sets all singular values to about 1. c = 0.2 sqrt(max(rows, columns)) gives updates the size of
+    AdamW's (Liu et al. 2025). This is torch.optim.Muon with adjust_lr_fn="match_rms_adamw", and both have the same
+    state, so either can resume from a checkpoint of the other. There are three differences. Small matrices of one shape
+    are multiplied in one batched product. Newton-Schulz runs in bfloat16 only on CUDA, and otherwise in the dtype of
+    the weights, because bfloat16 is slow on most CPUs and crashes some. `lr` may be a tensor, which a captured step
+    reads every time.
     """
 
     def __init__(self, params: Iterable[nn.Parameter], lr: float, weight_decay: float, momentum: float) -> None:
@@ -46,7 +48,7 @@ class BatchedMuon(torch.optim.Optimizer):
                     self._update(parameters[first : first + count], group)
 
     def _update(self, parameters: list[nn.Parameter], group: dict[str, Any]) -> None:
-        """Update matrices that all have the same shape."""
+        """Update parameters that all have the same shape."""
         momentum, learning_rate = group["momentum"], group["lr"]
         rows, columns = parameters[0].shape[-2:]
         momenta = []
@@ -68,7 +70,10 @@ class BatchedMuon(torch.optim.Optimizer):
 
 
 def orthogonalised(x: Float[Tensor, "N m n"]) -> Float[Tensor, "N m n"]:
-    """Return about U V' for each matrix U S V' with m <= n: Newton-Schulz moves singular values into [0.7, 1.2]."""
+    """Approximate U V' for each matrix with singular value decomposition U S V' and m <= n, by Newton-Schulz iteration.
+
+    The iteration moves the singular values into [0.7, 1.2].
+    """
     a, b, c = COEFFICIENTS
     x = x / torch.linalg.matrix_norm(x, keepdim=True).clamp_(min=EPS)  # no singular value is above 1
     if x.is_cuda and torch.cuda.is_bf16_supported(including_emulation=False):

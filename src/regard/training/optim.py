@@ -1,4 +1,4 @@
-"""The Optimizer slot: specs of torch's optimizers, and parameter groups with and without weight decay."""
+"""Specs that build torch's optimizers, with parameter groups with and without weight decay."""
 
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping
@@ -18,13 +18,13 @@ ROUNDING = 1e-6  # torch adds this to the gradient norm before dividing by it
 
 
 class OptimizerSpec(Spec):
-    """Slot: how gradients change the weights."""
+    """Abstract base class of optimizer specs: how gradients change the weights."""
 
     __slots__ = ()
     learning_rate: float | None  # the peak learning rate; None: chosen from the model size
 
     def scaled(self, factor: float) -> "OptimizerSpec":
-        """Return the same spec with its learning rate multiplied by `factor`."""
+        """Return the same spec with all learning rates multiplied by `factor`."""
         return replace(self, learning_rate=resolved(self.learning_rate) * factor)  # type: ignore[type-var]
 
     @abstractmethod
@@ -33,10 +33,10 @@ class OptimizerSpec(Spec):
 
 
 class Optimizer:
-    """One or more of torch's optimizers, used as one. Their groups contain every parameter exactly once."""
+    """One or more of torch's optimizers, used as one. Every trained parameter is in exactly one parameter group."""
 
     def __init__(self, model: nn.Module, parts: dict[str, torch.optim.Optimizer], capturable: bool = False) -> None:
-        """`capturable`: a CUDA graph can capture a step, because the step needs no value on the host."""
+        """If `capturable` is true, a CUDA graph can capture a step, because the step needs no value on the host."""
         self.parts, self.capturable, self.factor = parts, capturable, 1.0
         covered = [id(p) for part in parts.values() for group in part.param_groups for p in group["params"]]
         trained = [id(p) for p in model.parameters() if p.requires_grad]
@@ -54,7 +54,7 @@ class Optimizer:
             part.step()
 
     def set_rates(self, factor: float) -> None:
-        """Set all learning rates to `factor` times their peak."""
+        """Set all learning rates to `factor` times their peak values."""
         self.factor = factor
         for name, part in self.parts.items():
             for group, rate in zip(part.param_groups, self.rates[name], strict=True):
@@ -63,7 +63,7 @@ class Optimizer:
 
     @property
     def rate(self) -> float:
-        """The current learning rate of the first group."""
+        """The current learning rate of the first parameter group."""
         return next(iter(self.rates.values()))[0] * self.factor
 
     def zero(self) -> None:
@@ -71,7 +71,7 @@ class Optimizer:
             part.zero_grad(set_to_none=True)
 
     def state(self) -> dict[str, Tensor]:
-        """Return the state of all optimizers as tensors, by name."""
+        """Return the state of all optimizers as tensors keyed by name."""
         return {
             f"{name}.{number}.{key}": torch.as_tensor(value)
             for name, part in self.parts.items()
@@ -80,7 +80,7 @@ class Optimizer:
         }
 
     def load(self, saved: Mapping[str, Tensor]) -> None:
-        """Load a state that `state` returned."""
+        """Load the state of all optimizers, in the format of `state`."""
         if any(key.split(".", 1)[0] not in self.parts for key in saved):
             raise DataError(f"the saved optimizer state is not that of {' and '.join(self.parts)}")
         for name, part in self.parts.items():
@@ -97,12 +97,12 @@ class Optimizer:
 
 
 def named(model: nn.Module) -> Named:
-    """Return the trainable parameters with their names."""
+    """Return a list of (name, parameter) for all trainable parameters of a model."""
     return [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
 
 
 def groups(parameters: Named, rate: float, decay: float) -> list[dict[str, Any]]:
-    """Return two parameter groups: projections with weight decay; vectors, embedding tables and filters without."""
+    """Return two parameter groups: projections with weight decay, and vectors, embeddings and filters without it."""
     decayed = [p for name, p in parameters if _is_matrix(name, p)]
     others = [p for name, p in parameters if not _is_matrix(name, p)]
     both = ((decayed, decay), (others, 0.0))
@@ -159,9 +159,10 @@ class AdamW(OptimizerSpec):
 
 @dataclass(frozen=True, slots=True)
 class Adafactor(OptimizerSpec):
-    """Adafactor (Shazeer and Stern 2018), torch's version: the second moment is a product of a row and a column.
+    """Adafactor (Shazeer and Stern 2018), torch's version: second moments are products of a row and a column vector.
 
-    Differs from the paper: torch uses the given learning rate, scaled by the weights, and clips updates at `clip`.
+    Differs from the paper: the step size relative to the weights is min(learning_rate, 1/sqrt(step)), where the paper
+    has 0.01 for `learning_rate`, and updates are clipped to a root mean square of `clip`, which is 1 in the paper.
     """
 
     kind = "adafactor"
@@ -182,7 +183,7 @@ class Adafactor(OptimizerSpec):
 
 @dataclass(frozen=True, slots=True)
 class Muon(OptimizerSpec):
-    """Jordan et al. 2024: orthogonalised momentum for matrices inside the model, `rest` for all other parameters."""
+    """Muon (Jordan et al. 2024): orthogonalised momentum for matrices inside the model; AdamW for other parameters."""
 
     kind = "muon"
     learning_rate: float | None = None
@@ -211,7 +212,7 @@ class Muon(OptimizerSpec):
 
 
 def muon_matrices(model: nn.Module) -> dict[str, nn.Parameter]:
-    """Return the parameters that Muon updates, by name: matrices, and stacks of matrices, for example in experts."""
+    """Return the parameters that Muon updates, keyed by name: matrices, and stacks of matrices such as experts."""
     return {name: p for name, p in named(model) if _is_matrix(name, p)}
 
 

@@ -1,4 +1,4 @@
-"""The state of a training run that checkpoints store, and the choice of the checkpoints that represent a run."""
+"""The training state that checkpoints store, and the choice of the checkpoint to use before training has finished."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
@@ -15,7 +15,7 @@ ADDED_LATER = {"reached", "clock", "validation", "steps"}  # fields that older c
 
 @dataclass
 class Progress:
-    """The state of a training run, except its weights and its optimizer state."""
+    """The training state that a checkpoint stores beside the weights and the optimizer state."""
 
     step: int = 0
     place: Place = Place()
@@ -27,17 +27,17 @@ class Progress:
     reached: Metrics = field(default_factory=dict)  # the best value of the criterion and of the loss so far
     stale: int = 0  # validations since the criterion or the loss last improved
     scaler: dict[str, float] = field(default_factory=dict)  # state of the loss scaling in float16
-    clock: float = 0.0  # wall-clock seconds of all sessions, including validation and saving
+    clock: float = 0.0  # wall-clock seconds since training began, without interruptions, with validation and saving
     validation: float = 0.0  # duration of the last validation in seconds
     steps: int = 0  # the step at which training ends; a time budget changes it
 
     def record(self) -> dict[str, Any]:
-        """Return the state as a JSON-compatible record."""
+        """Return the training state as a JSON-compatible dict."""
         return asdict(self) | {"scores": {str(step): scores for step, scores in self.scores.items()}}
 
     @classmethod
     def of(cls, record: Mapping[str, Any]) -> "Progress":
-        """Return the state from a JSON-compatible record."""
+        """Return the training state stored in a JSON-compatible dict."""
         # Older checkpoints have fewer fields.
         values = {name: record[name] for name in cls.__dataclass_fields__ if name in record}
         scores = {int(step): scores for step, scores in values["scores"].items()}
@@ -45,7 +45,7 @@ class Progress:
 
     @classmethod
     def read(cls, folder: RunFolder, checkpoint: Checkpoint) -> "Progress":
-        """Return the state in a checkpoint; raise DataError if something is missing or malformed."""
+        """Return the training state stored in a checkpoint; raise DataError if a field is missing or malformed."""
         try:
             progress = cls.of(checkpoint.state)
             numbers = all(type(step) is int for step in (*progress.saved, *progress.best, progress.stale))
@@ -59,9 +59,9 @@ class Progress:
 
 
 def newest_best(spec: TrainSpec, latest: int, best: list[int], validated: list[int]) -> int:
-    """Return the step of the checkpoint that represents an unfinished run: the latest, or an earlier, better one.
+    """Return the step of the checkpoint to use before training has finished: the latest, or the best if it is earlier.
 
-    A mean of several checkpoints is never used, because it has not been validated. While weights still change a lot,
-    the mean is far worse than the last checkpoint.
+    Averaged weights of several checkpoints are never used, because they have not been validated. As long as weights
+    change a lot, averaged weights are far worse than those of the last checkpoint.
     """
     return best[0] if spec.choose == "best" and best and best[0] != max(validated) else latest

@@ -1,4 +1,4 @@
-"""Rank checkpoints by their validation scores."""
+"""Rank checkpoints by their validation metrics."""
 
 import math
 from collections.abc import Mapping
@@ -14,7 +14,7 @@ PAIRED = 0.5
 
 @dataclass(frozen=True)
 class Criterion:
-    """The name of the metric that ranks checkpoints, and its direction."""
+    """The metric that ranks checkpoints: its name, and whether higher values are better."""
 
     name: str
     higher_is_better: bool
@@ -24,12 +24,12 @@ LOSS = Criterion("loss", False)
 
 
 def order(scores: Mapping[int, Metrics], criterion: Criterion, reached: Metrics) -> list[int]:
-    """Return the validated steps, best first; `reached` has the best values so far (see `early_stopping.improvements`).
+    """Return the validated steps, best first. `reached` has the best criterion (with standard error) and loss so far.
 
-    A metric of a few hundred decoded sentences is noisy, and all steps tie while no output is right. The loss has
-    neither problem. So steps whose score is within the noise of the best score are ranked by their loss (the rule of
-    one standard error, Breiman et al. 1984), and all other steps by their score. Of two steps with equal scores, the
-    one with the lower loss comes first, then the earlier one.
+    A metric of a few hundred decoded sentences is noisy, and as long as no output is right, it is equal for all steps.
+    The loss has neither problem. So steps whose score is within the noise of the best score are ranked by loss (the
+    rule of one standard error, Breiman et al. 1984), and all other steps by score. Of steps with equal scores, the one
+    with the lowest loss comes first; of steps with equal scores and losses, the earliest.
     """
     bound = cost(reached, criterion) + PAIRED * reached.get(ERROR, 0.0)
 
@@ -41,6 +41,6 @@ def order(scores: Mapping[int, Metrics], criterion: Criterion, reached: Metrics)
 
 
 def cost(metrics: Metrics, criterion: Criterion) -> float:
-    """Return the value of a metric as a cost to minimise; infinite if it is missing or NaN."""
+    """Return the value of a metric as a cost to minimise; infinity if the metric is missing or NaN."""
     value = metrics.get(criterion.name, math.nan)
     return math.inf if math.isnan(value) else -value if criterion.higher_is_better else value

@@ -1,4 +1,4 @@
-"""The Schedule slot: specs that give the learning rate of every step as a factor of its peak. They have no state."""
+"""Learning rate schedules: the learning rate at each step, relative to its peak. Schedules have no state."""
 
 import math
 from abc import abstractmethod
@@ -9,22 +9,22 @@ from regard.tree import Spec
 
 
 class Schedule(Spec):
-    """Slot: how the learning rate changes during training. Steps are counted from 1."""
+    """Abstract base class of learning rate schedules. Steps are counted from 1."""
 
     __slots__ = ()
 
     @abstractmethod
     def factor(self, step: int, steps: int) -> float:
-        """Return the learning rate at `step` of `steps` as a factor of its peak."""
+        """Return the learning rate at `step` of `steps`, divided by the peak learning rate."""
 
 
 def warm(step: int, warmup: int | None) -> float:
-    """Return the factor of a linear warm-up, which rises to 1 over `warmup` steps; 1 without a warm-up."""
+    """Return the factor of a linear warm-up, which rises to 1 over `warmup` steps. It is 1 without a warm-up."""
     return min(1.0, step / warmup) if warmup else 1.0
 
 
 def check_settings(warmup: int | None, **shares: float) -> None:
-    """Raise SpecError for a negative warm-up, or for a share outside [0, 1]."""
+    """Raise SpecError if `warmup` is negative, or if one of the other settings is outside [0, 1]."""
     require(warmup is None or warmup >= 0, "warmup", f"must be at least 0, not {warmup}")
     for name, share in shares.items():
         require(0.0 <= share <= 1.0, name, f"must lie in [0, 1], not {share}")
@@ -32,7 +32,7 @@ def check_settings(warmup: int | None, **shares: float) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Constant(Schedule):
-    """The peak learning rate, after a linear warm-up."""
+    """Linear warm-up, then the peak learning rate."""
 
     kind = "constant"
     warmup: int | None = None  # None: chosen from the number of steps
@@ -46,7 +46,7 @@ class Constant(Schedule):
 
 @dataclass(frozen=True, slots=True)
 class InverseSqrt(Schedule):
-    """Vaswani et al. 2017: min(step / warmup, sqrt(warmup / step))."""
+    """Linear warm-up, then inverse square root decay (Vaswani et al. 2017): min(step / warmup, sqrt(warmup / step))."""
 
     kind = "inverse_sqrt"
     warmup: int | None = None
@@ -61,7 +61,7 @@ class InverseSqrt(Schedule):
 
 @dataclass(frozen=True, slots=True)
 class LinearDecay(Schedule):
-    """Linear warm-up, then linear decay to `floor`, which the step after the last one would reach."""
+    """Linear warm-up, then linear decay to `floor` times the peak, which the step after the last one would reach."""
 
     kind = "linear"
     warmup: int | None = None
@@ -76,7 +76,7 @@ class LinearDecay(Schedule):
 
 @dataclass(frozen=True, slots=True)
 class Cosine(Schedule):
-    """Linear warm-up, then half a cosine down to `floor` (Loshchilov and Hutter 2017)."""
+    """Linear warm-up, then half a cosine down to `floor` times the peak (Loshchilov and Hutter 2017)."""
 
     kind = "cosine"
     warmup: int | None = None
@@ -92,7 +92,10 @@ class Cosine(Schedule):
 
 @dataclass(frozen=True, slots=True)
 class WarmupStableDecay(Schedule):
-    """Linear warm-up, constant, then linear decay to `floor` (Hu et al. 2024). `decay` is the share of decay steps."""
+    """Linear warm-up, constant, then linear decay to `floor` times the peak (Hu et al. 2024).
+
+    `decay` is the share of the steps in which the learning rate decays.
+    """
 
     kind = "warmup_stable_decay"
     warmup: int | None = None
@@ -108,5 +111,5 @@ class WarmupStableDecay(Schedule):
 
 
 def _progress(step: int, begin: int, steps: int) -> float:
-    """Return the share of the steps after `begin` that precede `step`; it is below 1 at the last step."""
+    """Return which share of the steps after `begin` precedes `step`. It is below 1 at the last step."""
     return min(1.0, max(0, step - begin - 1) / max(1, steps - begin)) if step > begin else 0.0

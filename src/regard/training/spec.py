@@ -18,13 +18,14 @@ class TrainSpec(Spec):
 
     kind = "train"
     steps: int | None = None
-    # Time budget in seconds for all sessions. The learning rate schedule ends with it, or after `steps` if sooner.
+    # Time budget in seconds, including earlier sessions if training is resumed. Training and the learning rate schedule
+    # end with it, or after `steps` steps if that is sooner.
     time: float | None = None
     seed: int = 1
     optimizer: OptimizerSpec | None = None
     schedule: Schedule = InverseSqrt()
-    # Gradient accumulation: batches per step. The gradient is the same as for one large batch, except that auxiliary
-    # losses (and the capacity of experts) are computed for each batch.
+    # Gradient accumulation: number of batches per step. The gradient is the same as for one large batch, except that
+    # auxiliary losses (and the capacity of experts) are computed for each batch.
     accumulate: int = 1
     clip: float = 1.0  # largest norm of the gradient; 0: no clipping
     precision: Precision = "auto"  # auto: bfloat16 (or float16) on CUDA, float32 elsewhere

@@ -1,8 +1,8 @@
 """The trainer: steps, validation, checkpoints and early stopping; training resumes exactly where it stopped.
 
-The random numbers of a step depend on (seed, step) alone, and its data on (seed, epoch, position). So
-checkpoints do not store the state of a random number generator, and neither validation nor an interruption changes the
-result of training.
+The random numbers of a step depend only on the seed and the step. The batches depend only on the seed, the epoch and
+the position in the epoch. So checkpoints do not store the state of a random number generator, and neither validation
+nor an interruption changes the result of training.
 """
 
 import json
@@ -48,7 +48,7 @@ SMALLEST_SCALE = 1e-4  # smallest loss scale in float16; the first is 65,536
 
 @runtime_checkable
 class Watcher(Protocol):
-    """Receives the events of a training run, as the log, TensorBoard and the console do."""
+    """Protocol of objects that receive the events of training, such as the log, TensorBoard and the console."""
 
     def note(self, event: Event) -> None:
         """Process an event; `event["event"]` is start, executor, step, valid, save, final or end."""
@@ -56,7 +56,7 @@ class Watcher(Protocol):
 
 
 class DivergedError(RegardError, ArithmeticError):
-    """Training diverged: the loss or its gradient is not finite."""
+    """Error when training diverges: the loss or its gradient is not finite."""
 
 
 @dataclass
@@ -76,7 +76,7 @@ class LogWindow:
         self.padding += sum(item.padding for item in items)
 
     def metrics(self, scaled: bool) -> Metrics:
-        """Return the means over the window. If losses are `scaled`, steps whose gradient overflowed were skipped."""
+        """Return the mean metrics. `scaled`: float16 loss scaling is on, and skips steps whose gradient overflows."""
         seconds = time.perf_counter() - self.began
         losses, nlls, norms = (torch.stack(values).double() for values in zip(*self.results, strict=True))
         finite = norms[norms.isfinite()] if scaled else norms
@@ -93,7 +93,7 @@ class LogWindow:
 
 @dataclass(frozen=True)
 class Outcome:
-    """The end of a call of `Trainer.fit`."""
+    """The result of `Trainer.fit`: how and at which step training ended."""
 
     finished: bool  # False: training can be resumed
     why: str  # the reason
@@ -101,7 +101,7 @@ class Outcome:
 
 
 class Trainer:
-    """Trains a model on the batches from a loader, and writes checkpoints to a run folder."""
+    """Trains a model on the batches from a loader, and writes checkpoints to the folder of a training run."""
 
     def __init__(  # noqa: PLR0913  # the parts of a training run
         self,
@@ -123,8 +123,8 @@ class Trainer:
 
         `flops_per_token` is the number of FLOPs of a forward pass per label; the logged MFU is computed from it.
         `began` is the `time.monotonic()` at which a time budget starts. If `trained` is true, the weights are already
-        trained: they are validated before the first step, and used if no step improves them. `plain` trains without the
-        kernels of `regard.fast`, compilation or CUDA graphs.
+        trained: they are validated before the first step, and used if no step improves them. If `plain` is true,
+        training does not use the kernels of `regard.fast`, compilation or CUDA graphs.
         """
         assert spec.steps, "resolved before training"
         self.model, self.spec, self.loader, self.folder = model, spec, loader, folder
@@ -282,7 +282,7 @@ class Trainer:
         return self.budget.left if self.spec.time else (self.steps - self.progress.step) * step
 
     def schedule(self) -> Schedule:
-        """Return the learning rate schedule; with a time budget, at most a tenth of the steps are warm-up."""
+        """Return the learning rate schedule. With a time budget, its warm-up is at most a tenth of the steps."""
         schedule = self.spec.schedule
         warmup = getattr(schedule, "warmup", None)
         if self.spec.time is None or warmup is None:
@@ -290,7 +290,7 @@ class Trainer:
         return replace(schedule, warmup=min(warmup, max(1, self.steps // 10)))  # type: ignore[reportCallIssue]
 
     def note_window(self) -> None:
-        """Emit the metrics of the window and start a new window; raise DivergedError if training has diverged."""
+        """Emit the metrics of the `LogWindow` and start a new window; raise DivergedError if training has diverged."""
         if not self.window.results:
             return
         waited = time.perf_counter()
@@ -320,7 +320,7 @@ class Trainer:
             )
 
     def counts(self) -> dict[str, int | float]:
-        """Return the counts that parts of the model report since the last call, summed by name, for the log."""
+        """Return the counts that modules of the model (such as experts) report since the last call, summed by name."""
         totals: dict[str, Tensor] = {}
         for part in self.reporting:
             for name, count in part.report().items():
@@ -328,7 +328,7 @@ class Trainer:
         return {name: total.item() for name, total in totals.items()}
 
     def validate_and_save(self) -> None:
-        """Validate if validation is due after this step, and save if a checkpoint is due."""
+        """Validate the model if that is due after this step, and write a checkpoint if that is due."""
         step = self.progress.step
         due = self.budget.due() if self.spec.time else step % (self.spec.validate_every or self.steps) == 0
         due = due or step == self.steps
@@ -343,7 +343,7 @@ class Trainer:
             self.window = LogWindow()  # a new window, because validating and saving do not count as training time
 
     def validate(self) -> None:
-        """Validate the model, rank the step, and record whether criterion or loss improved."""
+        """Validate the model, rank the step among those validated, and record whether criterion or loss improved."""
         assert self.measure is not None
         progress, began = self.progress, time.perf_counter()
         self.model.eval()
@@ -369,7 +369,7 @@ class Trainer:
 
     @contextmanager
     def averaged(self) -> Iterator[None]:
-        """Replace the weights by their moving average, if there is one, inside a `with` block."""
+        """Replace the weights by their moving average inside a `with` block, if there is a moving average."""
         if self.ema is None:
             yield
             return
@@ -386,7 +386,7 @@ class Trainer:
             parameter.copy_(weights[name])
 
     def save(self, regular: bool = True) -> None:
-        """Write a checkpoint; one that is not `regular`, because training stops early, is never averaged."""
+        """Write a checkpoint. It is never averaged if `regular` is false, that is, if training is interrupted."""
         progress, policy = self.progress, self.checkpoints
         if not policy.final and progress.step >= self.steps:
             return
@@ -410,7 +410,7 @@ class Trainer:
         self.emit("save")
 
     def final_weights(self) -> tuple[list[int], dict[str, Tensor], Metrics]:
-        """Return steps, weights and scores of the mean of checkpoints, or of the best checkpoint if that is better."""
+        """Return (steps, weights, metrics) of the averaged checkpoints, or of the best checkpoint if that is better."""
         progress = self.progress
         best = progress.best if self.spec.choose == "best" else []
         steps = best or progress.saved[-self.spec.average :]
@@ -441,7 +441,7 @@ class Trainer:
 
 
 def step_seed(seed: int, step: int) -> int:
-    """Return the seed for the random numbers of a step, for example for dropout."""
+    """Return the seed for the random numbers of a training step, such as dropout masks."""
     return int(np.random.SeedSequence([seed % 2**64, step]).generate_state(1, np.uint64)[0] >> np.uint64(1))
 
 
