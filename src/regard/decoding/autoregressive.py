@@ -1,4 +1,4 @@
-"""The autoregressive loop for greedy search, sampling and streaming. Each step adds one token to every path."""
+"""Autoregressive decoding loop for greedy search, sampling and streaming: each step adds one token to every output."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -14,17 +14,17 @@ from regard.decoding.job import BatchDecoding, Job
 from regard.decoding.rank import NEVER, best
 from regard.errors import SpecError
 
-# (log-probs, the path of each row, the step) -> (token, log p) for each path; None if every token is banned
+# (log-probabilities, one path per row, index of the step) -> (token, log p) per path, None if every token is banned
 Pick = Callable[[Float[Tensor, "B V"], "Sequence[Path]", int], list[tuple[int, float] | None]]
 
 
 @dataclass(eq=False, slots=True)
 class Path:
-    """One sample for a row, with the tokens generated so far."""
+    """One of the outputs that are generated for a batch row, with the tokens generated so far."""
 
-    row: int  # the index of the row in the batch
-    number: int  # the caller's number for the row
-    sample: int
+    row: int  # index in the batch
+    number: int  # index of the row in the whole input, for the random numbers of sampling
+    sample: int  # index among the outputs of the row
     ids: tuple[int, ...] = ()
     log_probs: tuple[float, ...] = ()
     total: float = 0.0
@@ -32,7 +32,7 @@ class Path:
 
 
 class PathStep(NamedTuple):
-    """One step of one path."""
+    """The result of one decoding step for one output: a new token, or the finished hypothesis, or both."""
 
     path: Path
     token: int | None  # None: the path ended without a new token
@@ -41,7 +41,7 @@ class PathStep(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class AutoregressiveLoop:
-    """A loop that decodes `paths` outputs for each row."""
+    """A decoding loop that generates `paths` outputs for each batch row."""
 
     paths: int
     pick: Pick  # chooses the tokens
@@ -49,7 +49,7 @@ class AutoregressiveLoop:
     eos_at_limit: bool = True  # a path of the maximum length may still end with eos
 
     def steps(self, job: Job) -> Iterator[list[PathStep]]:
-        """Yield, for each step of the loop, one `PathStep` for every path that has not ended."""
+        """Decode a batch. After each step, yield one `PathStep` for every output that was unfinished before."""
         if any(rules.required for rules in job.rules):
             raise SpecError("rules.required", "required words need a beam search; set beam_size to 2 or more")
         paths = [[Path(row, number, sample) for sample in range(self.paths)] for row, number in enumerate(job.rows)]
@@ -63,7 +63,7 @@ class AutoregressiveLoop:
             yield steps
 
     def step(self, run: BatchDecoding, paths: Sequence[Path]) -> list[PathStep] | None:
-        """Extend all paths by one token and return the steps; None if the model has no position left."""
+        """Generate one token for every output in `paths` and return the results; None if no positions are left."""
         slots = [paths[i : i + self.paths] for i in range(0, len(paths), self.paths)]
         log_probs = run.read([[path.ids for path in slot] for slot in slots])
         if log_probs is None:
@@ -76,7 +76,7 @@ class AutoregressiveLoop:
         return steps
 
     def take(self, path: Path, pick: tuple[int, float] | None, run: BatchDecoding) -> PathStep:
-        """Extend a path by the picked token, or end the path, and return the step."""
+        """Append a token to an output, or end the output. `pick` is (token, log p), None if all tokens are banned."""
         most = run.job.most[path.row]
         if pick is None or (len(path.ids) == most and pick[0] != run.job.ends.eos):
             return PathStep(path, None, self.finish(path, False))
@@ -89,16 +89,16 @@ class AutoregressiveLoop:
         return PathStep(path, token, self.finish(path, False) if full else None)
 
     def finish(self, path: Path, ended: bool) -> Hypothesis:
-        """End a path and return its hypothesis. `ended` is true if the path ended with eos."""
+        """Mark an output as finished and return the hypothesis. `ended` is true if the model generated eos."""
         path.over = True
         score = self.score(path.total, len(path.log_probs))
         return Hypothesis(path.ids, score, path.total, path.log_probs, ended)
 
     def without_room(self, run: BatchDecoding, paths: Sequence[Sequence[Path]]) -> Iterator[list[PathStep]]:
-        """Yield the last steps of the paths when the model has no position left.
+        """Finish decoding when the longest prompts have no positions left, and yield the remaining steps.
 
-        Paths with a prompt shorter than the longest one have more positions left in a batch of their own, so they are
-        decoded again without the longest prompts. All other paths end.
+        Rows with shorter prompts are decoded again in a batch of their own, in which more positions are left. The
+        outputs of all other rows end.
         """
         again = run.short()
         yield [
@@ -115,11 +115,11 @@ class AutoregressiveLoop:
             yield [
                 each._replace(path=path)
                 for path, each in zip(before, step, strict=True)
-                if not path.over and (n >= run.step or each.hypothesis is not None)  # earlier steps have been yielded
+                if not path.over and (n >= run.step or each.hypothesis is not None)  # earlier steps were yielded before
             ]
 
     def find(self, job: Job) -> list[list[Hypothesis]]:
-        """Return the hypotheses for every row, in the order of the paths."""
+        """Decode a batch. Return one list of hypotheses per batch row, in the order of the sample indices."""
         hypotheses: list[list[Hypothesis | None]] = [[None] * self.paths for _ in job.most]
         for path, _, hypothesis in chain.from_iterable(self.steps(job)):
             if hypothesis is not None:
@@ -127,7 +127,7 @@ class AutoregressiveLoop:
         return [[each for each in row if each is not None] for row in hypotheses]
 
     def stream(self, job: Job) -> Iterator[list[Piece]]:
-        """Yield the new tokens of every path after each step."""
+        """Decode a batch. After each step, yield one `Piece` (the new token) for every unfinished output."""
         for step in self.steps(job):
             if step:
                 yield [Piece(path.row, () if token is None else (token,), whole) for path, token, whole in step]
@@ -138,6 +138,6 @@ def likeliest(
     paths: Sequence[Path],
     step: int,  # noqa: ARG001
 ) -> list[tuple[int, float] | None]:
-    """Return the likeliest token for every path (greedy search). Among equal probabilities, the lowest id is chosen."""
+    """Greedy search: return (token, log p) of the likeliest token for every path; in a tie, the lowest id is chosen."""
     totals = [[NEVER if path.over else path.total] for path in paths]
     return [(ranked[0].token, ranked[0].log_prob) if ranked else None for ranked in best(log_probs, totals, 1)]

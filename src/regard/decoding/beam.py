@@ -26,25 +26,25 @@ from regard.nn.checks import check_count, check_not_negative, require
 
 @dataclass(frozen=True, slots=True)
 class Beam(Search):
-    """Beam search, which keeps the `beam_size` likeliest hypotheses for every source and extends them by every token.
+    """Beam search: each step extends all hypotheses of a source by every token and keeps the `beam_size` likeliest.
 
     A hypothesis ends when its extension by eos is among the `beam_size` best candidates of a step. Finished hypotheses
     are ranked by
 
         score = log p / norm(length)^alpha + coverage * sum_j log(min(sum_t a_tj, 1)),
 
-    where norm is 1 ("none"), the length ("mean"), or (5 + length) / 6 ("gnmt", Wu et al. 2016). The length includes
-    eos. a_tj is the attention of the t-th token to source token j, averaged over the heads of the last decoder layer.
-    Positions without any attention, for example padding, are left out.
+    where `normalise` chooses the norm: 1 ("none"), the length ("mean"), or (5 + length) / 6 ("gnmt", Wu et al. 2016).
+    The length includes eos. a_tj is the attention weight of source token j for output token t, averaged over the heads
+    of the last decoder layer. Source positions without any attention, such as padding, are left out of the sum.
 
-    `stopping` is the rule that ends the search. With "optimal", the search ends when no live hypothesis can become one
-    of the `n_best`. With "first", it ends when `n_best` hypotheses have ended. The other rules are those of other
-    libraries (see `regard.decoding.stopping`). With "optimal" and "first", hypotheses that were cut at the length limit
-    rank behind those that ended with eos.
+    `stopping` is the rule that ends the search. With "optimal", the search ends when no live (unfinished) hypothesis
+    can become one of the `n_best`. With "first", it ends when `n_best` hypotheses have ended. The other rules are those
+    of other libraries (see `regard.decoding.stopping`). With "optimal" and "first", hypotheses that were cut at the
+    length limit rank behind those that ended with eos.
 
-    With several `groups`, the beams are divided into groups, which are searched in turn. The score of a token is
-    lowered by `diversity` for each beam in an earlier group that chose the same token (Vijayakumar et al. 2016). This
-    penalty affects the choice of tokens but not the score of a hypothesis.
+    With several `groups`, the beams are divided into groups that choose their tokens one after another. In every step,
+    the score of a token is lowered by `diversity` for each beam of an earlier group that chose the same token
+    (Vijayakumar et al. 2016). This penalty affects the choice of tokens but not the score of a hypothesis.
 
     With one beam this is greedy search, which takes the likeliest token until eos.
     """
@@ -77,7 +77,7 @@ class Beam(Search):
         if self.normalise == "none" and self.alpha != 1.0:
             raise SpecError("alpha", "has no effect with normalise='none'; leave it out")
         check_not_negative("coverage", self.coverage)
-        if self.stopping not in {"optimal", "first"}:  # the library with this rule lacks some settings
+        if self.stopping not in {"optimal", "first"}:  # a rule of another library, which lacks some settings
             ours, rule = "choose stopping='optimal' or 'first'", repr(self.stopping)
             require(self.groups == 1, "groups", f"{rule} does not support groups; {ours}")
             require(
@@ -110,13 +110,13 @@ class Beam(Search):
     def _on_the_host(self, job: Job) -> list[list[Hypothesis]]:
         if any(rules.required for rules in job.rules):
             if self.beam_size < 2:
-                raise SpecError("beam_size", "required words need at least 2 beams, one with them and one without")
+                raise SpecError("beam_size", "required words need at least 2 beams; set it to 2 or more")
             if self.groups > 1 or self.stopping not in {"optimal", "first"}:
                 raise SpecError("beam_size", "required words need one group of beams and stopping='optimal' or 'first'")
         return self.greedy().find(job) if self.beam_size == 1 and not self.coverage else search(job, self)
 
     def _completed(self, job: Job, results: Sequence[list[Hypothesis] | None]) -> list[list[Hypothesis]]:
-        """Return the results of a search on the device, with uncertain rows (None) searched again on the host."""
+        """Return the results of the search on the GPU. Rows for which the result is None are searched again here."""
         again = [row for row, hypotheses in enumerate(results) if hypotheses is None]
         repeated = dict(zip(again, self._on_the_host(job.part(again)), strict=True)) if again else {}
         return [repeated[row] if hypotheses is None else hypotheses for row, hypotheses in enumerate(results)]
@@ -130,12 +130,12 @@ class Beam(Search):
         return self.greedy().stream(job)
 
     def greedy(self) -> AutoregressiveLoop:
-        """Return the loop that searches with one beam."""
+        """Return the decoding loop for greedy search, which is used if there is only one beam."""
         return AutoregressiveLoop(1, likeliest, self.scoring.score, STOPPING[self.stopping].eos_at_limit)
 
 
 class Source:
-    """The search for one source: the beams and the finished hypotheses."""
+    """The state of the search for one source: the beams and the finished hypotheses."""
 
     def __init__(self, spec: Beam, job: Job, row: int) -> None:
         required = job.rules[row].required
@@ -143,7 +143,7 @@ class Source:
         self.eos, self.pad, self.limit = job.ends.eos, job.ends.pad, job.most[row]
         self.stopping = STOPPING[spec.stopping](spec.scoring, spec.beam_size, spec.n_best, self.limit)
         begin = Partial((), (), 0.0, None if self.goal is None else self.goal.start)
-        # Every group begins with only one empty hypothesis: if every beam had one, all beams would be equal.
+        # Each group begins with one empty hypothesis and unused beams. Several empty hypotheses would stay equal.
         per_group = spec.beam_size // spec.groups
         self.live = [EMPTY if beam % per_group else begin for beam in range(spec.beam_size)]
         self.tokens, self.parents = [self.pad] * spec.beam_size, list(range(spec.beam_size))
@@ -153,9 +153,9 @@ class Source:
         return [NEVER if self.over else text.total for text in self.live]
 
     def take(self, choice: Choice, step: int, before: Sequence[float], now: Sequence[float]) -> None:
-        """Update the beams with the candidates of one step.
+        """Update the beams with the candidates that were chosen in a step.
 
-        `before` and `now` are the coverage penalties of each beam without and with the attention of this step.
+        `before` and `now` are the coverage penalties of the beams, without and with the attention of this step.
         """
         rule, onward = self.stopping, choice.onward
         full = step + 1 == self.limit and not rule.eos_at_limit
@@ -180,33 +180,33 @@ class Source:
                 self.end()
 
     def extended(self, candidate: Candidate) -> Partial:
-        """Return the live hypothesis of a candidate, which is a beam extended by one token."""
+        """Return the hypothesis of the candidate's beam, extended by the candidate's token."""
         _, token, log_prob, total = candidate
         text = self.live[candidate.beam]
         progress = None if self.goal is None or text.progress is None else self.goal.step(text.progress, token)
         return Partial((*text.ids, token), (*text.log_probs, log_prob), total, progress)
 
     def add(self, ids: Ids, log_probs: tuple[float, ...], total: float, ended: bool, penalty: float) -> None:
-        """Store a finished hypothesis. `ended` is true if the hypothesis ended with eos."""
+        """Store a finished hypothesis. `ended` is true if the model generated eos."""
         score = self.stopping.scoring.score(total, len(log_probs)) + penalty
         self.stopping.add(Hypothesis(ids, score, total, log_probs, ended))
 
     def cut(self, penalties: Sequence[float]) -> None:
-        """End the search and store the live beams as hypotheses without eos."""
+        """End the search for this source and store the unfinished hypotheses as outputs without eos."""
         for text, penalty in zip(self.live, penalties, strict=True):
             if text is not EMPTY:
                 self.add(text.ids, text.log_probs, text.total, False, penalty)
         self.end()
 
     def end(self) -> None:
-        """End the search for this source. The beams generate padding until the source is dropped from the batch."""
+        """End the search for this source. The beams then produce padding until the source is dropped from the batch."""
         self.over = True
         self.tokens, self.parents = [self.pad] * len(self.live), list(range(len(self.live)))
 
 
 @torch.inference_mode()
 def search(job: Job, spec: Beam) -> list[list[Hypothesis]]:
-    """Return the best hypotheses for every row of a job."""
+    """Beam search. Return the `n_best` hypotheses for every batch row of a job, best first."""
     sources = [Source(spec, job, row) for row in range(len(job.most))]
     steps = max(job.most) + STOPPING[spec.stopping].eos_at_limit
     run = BatchDecoding(job, spec.beam_size, steps, watch=spec.coverage > 0.0)
@@ -237,7 +237,7 @@ def search(job: Job, spec: Beam) -> list[list[Hypothesis]]:
 
 
 def choose(spec: Beam, log_probs: Float[Tensor, "B V"], sources: Sequence[Source], step: int) -> list[Choice]:
-    """Return the candidates for every source in this step."""
+    """Return the `Choice` of candidates for every source in this step."""
     totals, eos = [source.totals() for source in sources], sources[0].eos
     if spec.groups > 1:
         return diverse(log_probs, totals, eos, spec.groups, spec.diversity)

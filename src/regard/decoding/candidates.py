@@ -1,8 +1,8 @@
-"""Candidates: the best continuations of many sources, without a transfer to the host.
+"""Rank the candidates for the next token in beam search on the GPU, without a transfer to the CPU.
 
 The order of candidates is that of `regard.decoding.rank`, expressed as one number, where higher is better:
-round(score / 1e-5) * (k V) - (token * k + beam), for k beams and V tokens. This whole number is exact in float64 unless
-log-probabilities fall below -1e16 / (k V), and no text is that unlikely.
+round(score / 1e-5) * (k V) - (token * k + beam), for k beams and a vocabulary of V tokens. This integer is exact in
+float64 for log-probabilities above -9e10 / (k V), such as -360,000 for 5 beams and 50,000 tokens.
 """
 
 from typing import NamedTuple
@@ -15,7 +15,7 @@ from regard.decoding.rank import NEVER, TIE, block_width
 
 
 class Onward(NamedTuple):
-    """The best continuations for every source, best first. Where there are too few, `total` is NEVER."""
+    """The k best candidates without eos for every source, best first. In unused entries, `total` is NEVER (-inf)."""
 
     place: Int[Tensor, "s k"]  # beam * V + token
     value: Float[Tensor, "s k"]  # log p of the token
@@ -24,7 +24,7 @@ class Onward(NamedTuple):
 
 
 class Candidates:
-    """A ranking of the candidates for the next token. It excludes the ids in `never` and eos, which is ranked apart."""
+    """Computes the candidates for the next token: `ends` for eos, `onward` for all other ids outside `never`."""
 
     def __init__(self, beams: int, vocab: int, never: tuple[int, ...], eos: int, device: torch.device) -> None:
         k, V = self.beams, self.vocab = beams, vocab
@@ -41,25 +41,25 @@ class Candidates:
         self.ties = -(token * k + beam[:, :, None]).flatten(0, 1).double()
         self.block_ties = -(first * k + beam).double()  # (k, blocks): the ties of the first token in each block
         self.eos_ties = -(eos * k + beam[:, 0]).double()  # (k)
-        self.unit = torch.tensor(TIE, dtype=torch.float64, device=device)  # divides; a number would be multiplied with
+        self.unit = torch.tensor(TIE, dtype=torch.float64, device=device)  # division by a number would be inexact
         # The k best candidates are in the k best blocks. Blocks from several beams with equal scores and the same
         # tokens are ranked by beam, although the first token with that score should decide. Up to k - 1 such blocks may
         # rank too high.
         self.examined = min(2 * k - 1, k * self.blocks)
 
     def ranks(self, total: Float[Tensor, "..."], ties: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
-        """Return the rank of candidates. A total of nan ranks above all others, and NEVER ranks below all others."""
+        """Return the rank of every candidate; higher is better. A total of nan ranks highest, and NEVER lowest."""
         return torch.add(ties, (total / self.unit).round_(), alpha=self.beams * self.vocab)
 
     def ends(self, log_probs: Float[Tensor, "s k V"]) -> Float[Tensor, "s k"]:
-        """Return log p of eos for each beam; NEVER if eos is in `never`."""
-        last = log_probs[:, :, self.eos].to(torch.float64, copy=True)  # overwritten later
+        """Return log p of eos for each beam; NEVER (-inf) if eos is in `never`."""
+        last = log_probs[:, :, self.eos].to(torch.float64, copy=True)  # a copy: `onward` overwrites log_probs
         return torch.full_like(last, NEVER) if self.eos_banned else last
 
     def onward(self, log_probs: Float[Tensor, "s k V"], totals: Float[Tensor, "s k"]) -> Onward:
-        """Return the k best continuations without eos for every source, where k is the number of beams of a source.
+        """Return the k best candidates without eos for every source, where k is the number of beams per source.
 
-        `log_probs` is overwritten with NEVER at eos and at the ids in `never`.
+        In `log_probs`, the entries of eos and of the ids in `never` are overwritten with NEVER (-inf).
         """
         k, V, width = self.beams, self.vocab, self.width
         log_probs.index_fill_(2, self.never, NEVER)

@@ -1,7 +1,7 @@
-"""The Constraint slot: the specs that state what an output must begin with, contain or avoid.
+"""Decoding constraints: what an output must begin with, contain or avoid.
 
-Constraints are part of a search spec, and are applied to a row before each token is chosen. To define a new
-constraint, write a subclass that overrides `banned` or `forced`.
+Constraints are listed in a search spec and are applied before each token is chosen. To define a new constraint, write a
+subclass of `Constraint` that overrides `banned` or `forced`.
 """
 
 from collections.abc import Iterable, Sequence
@@ -15,16 +15,16 @@ from regard.tree import Spec
 
 
 class Constraint(Spec):
-    """The Constraint slot: a spec that determines which tokens may follow the output so far.
+    """Base class of constraints, which determine the tokens that may follow an unfinished output.
 
-    The output is given as ids, without the prompt, bos or eos.
+    The output is passed as token ids, without the prompt, bos or eos.
     """
 
     __slots__ = ()
     vectorized: ClassVar[bool] = False  # True: `banned` is the same at every step, so a search on the GPU can apply it
 
     def banned(self, output: Ids, tokenizer: Tokenizer) -> Iterable[int]:  # noqa: ARG002
-        """Return the ids that must not follow `output`. The id of eos prevents the row from ending."""
+        """Return the ids that must not follow `output`. If eos is among them, the output cannot end here."""
         return ()
 
     def forced(self, output: Ids, tokenizer: Tokenizer) -> int | None:  # noqa: ARG002
@@ -40,7 +40,7 @@ class Constraint(Spec):
 
 @dataclass(frozen=True, slots=True)
 class ForcedPrefix(Constraint):
-    """The text that every output begins with. The probability of this text counts towards the score."""
+    """Every output begins with `text`, whose probability counts towards the score."""
 
     kind = "forced_prefix"
     text: str
@@ -51,7 +51,7 @@ class ForcedPrefix(Constraint):
 
 @dataclass(frozen=True, slots=True)
 class BannedWords(Constraint):
-    """Words that must not occur in an output, either at the beginning or after a space."""
+    """Words that must not occur in an output, whether at the beginning or after a space."""
 
     kind = "banned_words"
     words: tuple[str, ...]
@@ -65,7 +65,7 @@ class BannedWords(Constraint):
 
 @dataclass(frozen=True, slots=True)
 class RequiredWords(Constraint):
-    """Words that every output must contain, tokenized as after a space. The beam size must be at least 2."""
+    """Words that every output must contain, tokenized as words after a space. The beam size must be at least 2."""
 
     kind = "required_words"
     words: tuple[str, ...]
@@ -79,7 +79,7 @@ class RequiredWords(Constraint):
 
 @dataclass(frozen=True, slots=True)
 class NoRepeatedNgram(Constraint):
-    """A constraint that every n-gram of tokens occurs at most once in an output. If `n` is 0, n-grams may repeat."""
+    """Every n-gram of tokens may occur only once in an output. If `n` is 0, there is no constraint."""
 
     kind = "no_repeated_ngram"
     n: int
@@ -90,7 +90,7 @@ class NoRepeatedNgram(Constraint):
 
 @dataclass(frozen=True, slots=True)
 class MinLength(Constraint):
-    """The minimum number of tokens before eos."""
+    """The minimum length of an output in tokens, without eos."""
 
     kind = "min_length"
     tokens: int
@@ -103,7 +103,7 @@ CONSTRAINTS: tuple[type[Constraint], ...] = (BannedWords, ForcedPrefix, MinLengt
 
 
 def bind_all(constraints: Iterable[Constraint], tokenizer: Tokenizer) -> TokenConstraints:
-    """Return a constraint on token ids that combines all of the given constraints."""
+    """Combine several constraints into one `TokenConstraints` in the token ids of a tokenizer."""
     bound = [constraint.bind(tokenizer) for constraint in constraints]
     prefixes = list(dict.fromkeys(each.prefix for each in bound if each.prefix))
     message = "two prefixes are given, but an output can have only one; leave one of them out"
@@ -118,7 +118,7 @@ def bind_all(constraints: Iterable[Constraint], tokenizer: Tokenizer) -> TokenCo
 
 
 def check_words(name: str, words: Sequence[str]) -> None:
-    """Raise SpecError at the path `name` if a word is blank."""
+    """Raise SpecError for the field `name` if a word is blank."""
     require(all(word.strip() for word in words), name, "an empty word constrains nothing; leave it out")
 
 

@@ -1,7 +1,7 @@
 """Decoding constraints on token ids: a forced prefix, required and banned sequences, no repeated n-grams.
 
-A banned token gets log p = -inf when a token is chosen. Every other token keeps the model's own log-probability. The
-log-probability of an output therefore equals the one that the model gives when it reads the output in one pass.
+Banned tokens get log p = -inf, and the log-probabilities of the other tokens are not renormalised. The log-probability
+of an output is therefore the same as in a single forward pass of the model over the whole output.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class BoundConstraint:
-    """A constraint, and the tokenizer whose ids the outputs consist of."""
+    """A user-defined constraint, and the tokenizer of the outputs."""
 
     constraint: "Constraint"
     tokenizer: "Tokenizer" = field(compare=False)
@@ -32,12 +32,12 @@ class BoundConstraint:
 
 @dataclass(frozen=True, slots=True)
 class TokenConstraints:
-    """The constraints on the output of one row. They do not apply to a prompt.
+    """Constraints on the output of one batch row, as token ids. They do not apply to a prompt.
 
-    A prefix is forced token by token, so its probability counts towards the score. An output may contain the beginning
+    A prefix is forced token by token, and its probability counts towards the score. An output may contain the beginning
     of a banned sequence, but not the complete sequence. `no_repeat=n` allows every n-gram once, but n-grams in the
-    prefix may repeat. Required sequences may overlap. At every step, each constraint in `others` returns banned and
-    forced tokens.
+    prefix may repeat. Required sequences may overlap. The constraints in `others` compute banned and forced tokens at
+    every step.
     """
 
     prefix: Ids = ()
@@ -67,7 +67,7 @@ class TokenConstraints:
                 raise SpecError("required", message)
 
     def check(self, ends: SpecialTokens) -> None:
-        """Raise SpecError for constraints on ids that are never generated or that end a row."""
+        """Raise SpecError if a sequence contains bos, eos or padding. A banned sequence may be bos or padding alone."""
         for name, sequences in (("prefix", (self.prefix,)), ("banned", self.banned), ("required", self.required)):
             for sequence in sequences:
                 special = {ends.eos, *ends.never}.intersection(sequence)
@@ -89,7 +89,7 @@ class TokenConstraints:
         return not (self.prefix or self.required or self.follows())
 
     def highest(self) -> int:
-        """Return the highest id in the prefix and in the banned and required sequences; -1 if there is none."""
+        """Return the highest id in the prefix and in the banned and required sequences; -1 if all are empty."""
         return max((i for ids in (self.prefix, *self.banned, *self.required) for i in ids), default=-1)
 
     def follows(self) -> bool:
@@ -97,19 +97,19 @@ class TokenConstraints:
         return self.no_repeat > 0 or bool(self.others) or any(len(sequence) > 1 for sequence in self.banned)
 
     def next_banned(self, output: Ids) -> list[int]:
-        """Return the ids that must not follow `output`, without the ids that are always banned."""
+        """Return the ids that are banned after `output`, except those that are banned at every step."""
         ids = [s[-1] for s in self.banned if len(s) > 1 and output[len(output) - len(s) + 1 :] == s[:-1]]
         return ids + (list(self.repeats(output)) if self.no_repeat else [])
 
     def repeats(self, output: Ids) -> Iterable[int]:
-        """Return every token that would complete an n-gram which `output` already contains."""
+        """Return all tokens that would repeat an n-gram of `output` if they followed it."""
         n = self.no_repeat - 1
         tail = output[len(output) - n :] if len(output) >= n else None
         return (output[i + n] for i in range(len(output) - n) if output[i : i + n] == tail)
 
 
 class Bans:
-    """The constraints on all rows of a decoding run, applied by writing into the log-probabilities."""
+    """Applies the constraints of all batch rows by setting the log-probabilities of banned tokens to -inf."""
 
     def __init__(
         self,
@@ -119,7 +119,7 @@ class Bans:
         beams: int,
         device: torch.device,
     ) -> None:
-        """`least` is the minimum number of tokens for each row."""
+        """`rules` and `least` are the constraints and the minimum output length in tokens of each row."""
         self.rules, self.least, self.eos, self.beams = rules, least, ends.eos, beams
         always = [{sequence[0] for sequence in each.banned if len(sequence) == 1} for each in rules]
         everywhere = set.intersection(*always)
@@ -135,7 +135,8 @@ class Bans:
     ) -> None:
         """Write -inf into `log_probs` for every banned token.
 
-        The i-th group of beams decodes source `slots[i]`, and its beams have generated the outputs `outputs[i]`.
+        Each source has a group of rows in `log_probs`, one row per beam. The i-th group belongs to the source with
+        index `slots[i]`, and `outputs[i]` are the ids that each beam of the group has generated so far.
         """
         size = log_probs.shape[1]
         if step == 0 and self.highest >= size:
@@ -172,7 +173,7 @@ class Bans:
 
 
 def _known(constraint: "Constraint", ids: Iterable[int], size: int) -> Iterator[int]:
-    """Yield the ids; raise DataError for an id that is not in the vocabulary."""
+    """Yield the ids that `constraint` returned; raise DataError for an id outside the vocabulary of `size` tokens."""
     for token in ids:
         if not 0 <= token < size:
             kind = type(constraint).kind
@@ -183,6 +184,6 @@ def _known(constraint: "Constraint", ids: Iterable[int], size: int) -> Iterator[
 
 
 def index(pairs: Sequence[tuple[int, int]], like: Tensor) -> tuple[Tensor, Tensor]:
-    """Return pairs of (row, token) as two index tensors on the device of `like`."""
+    """Return (rows, tokens): a list of (row, token) pairs as two index tensors on the device of `like`."""
     rows, tokens = torch.tensor(pairs, dtype=torch.int64, device=like.device).unbind(1)
     return rows, tokens

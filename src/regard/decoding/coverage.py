@@ -1,4 +1,4 @@
-"""Coverage: a penalty for source tokens that an output does not attend to (Wu et al. 2016)."""
+"""Coverage penalty for source tokens that an output does not attend to (Wu et al. 2016)."""
 
 from collections.abc import Sequence
 
@@ -10,7 +10,7 @@ from regard.decoding.ensemble import Decodings
 
 
 class Coverage:
-    """The total attention of each row to every source token so far. With weight 0, no attention is recorded."""
+    """Attention weights of the source tokens, summed over the output tokens of each beam. Unused if weight is 0."""
 
     def __init__(self, weight: float, rows: int) -> None:
         self.weight = weight
@@ -24,10 +24,10 @@ class Coverage:
             self.now = attention if self.before is None else self.before + attention
 
     def penalties(self) -> tuple[list[float], list[float]]:
-        """Return the penalties for all rows: first without the attention of the last step, then including it.
+        """Return (before, now): the penalties of all beams, without and with the attention of the last step.
 
-        The penalty is weight * sum_j log(min(c_j, 1)), where c_j is the total attention to source token j. Positions
-        without any attention are padding and are left out.
+        The penalty is weight * sum_j log(min(c_j, 1)), where c_j is the total attention to source token j. Source
+        positions without any attention are padding and are left out of the sum.
         """
         return self._penalty(self.before), self._penalty(self.now)
 
@@ -38,6 +38,6 @@ class Coverage:
         return (self.weight * wide.clamp(max=1.0).where(wide > 0.0, 1.0).log().sum(-1)).tolist()
 
     def follow(self, origin: Sequence[int]) -> None:
-        """Reorder the recorded attention so that row i continues row `origin[i]`."""
+        """Reorder the summed attention after a step: new beam i continues the former beam `origin[i]`."""
         if self.now is not None:
             self.before = self.now.index_select(0, torch.tensor(origin, dtype=torch.int64, device=self.now.device))

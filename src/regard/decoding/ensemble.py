@@ -1,4 +1,4 @@
-"""Ensembles: several models that are used as one model."""
+"""Ensembles: decode with several models as if they were one model."""
 
 import math
 from collections.abc import Sequence
@@ -18,33 +18,33 @@ from regard.nn.checks import require
 
 @dataclass(frozen=True, slots=True)
 class Decodings:
-    """The decoding states of all models in an ensemble."""
+    """The decoding states (such as key-value caches) of all models in an ensemble."""
 
     members: tuple[Decoding, ...]
 
     def reorder(self, parent: Int[Tensor, " B"]) -> None:
-        """Reorder the states so that row i continues row `parent[i]`, which is a beam of the same source."""
+        """Reorder the states of the beams: new beam i continues beam `parent[i]`, which has the same source."""
         for decoding in self.members:
             decoding.reorder(parent)
 
     def droppable(self) -> bool:
-        """Return whether the states of all models can drop sources."""
+        """Return whether sources can be dropped from the states of all models."""
         return all(decoding.droppable() for decoding in self.members)
 
     def keep(self, sources: Int[Tensor, " s"]) -> None:
-        """Drop all sources except the given ones."""
+        """Keep the states of the sources with the given indices, and drop all other sources."""
         for decoding in self.members:
             decoding.keep(sources)
 
     def watch(self) -> None:
-        """Start recording attention."""
+        """Start recording attention weights."""
         for decoding in self.members:
             decoding.trace = Trace()
 
     def attention(self) -> Float[Tensor, "B S"]:
-        """Return the attention of the last token to the source, and clear the recorded attention.
+        """Return the attention weights of the last output token over the source tokens, and clear the record.
 
-        The attention is averaged over the heads of the last layer and over the models.
+        The weights are averaged over the heads of the last layer and over the models.
         """
         layers = []
         for decoding in self.members:
@@ -62,7 +62,7 @@ class Decodings:
 
 
 class Ensemble:
-    """Several models whose probabilities are averaged: log p(v) = log((1 / n) sum_m p_m(v)).
+    """Several models whose probabilities are averaged: log p(v) = log((1 / n) sum_m p_m(v)) for token v and n models m.
 
     The models share a vocabulary. Each model has its own decoding state.
     """
@@ -77,18 +77,18 @@ class Ensemble:
 
     @property
     def device_search(self) -> Any:
-        """The captured beam search on the GPU; None if a model has none installed."""
+        """The beam search that runs as a CUDA graph; None unless it is installed for every model."""
         searches = [model.device_search for model in self.models]
         return None if None in searches else searches[0]
 
     def start(self, batch: Batch, max_len: int, beams: int = 1, static: bool = False) -> Decodings:
-        """Return new decoding states of all models, for at most `max_len` tokens."""
+        """Return the initial decoding states of all models, with room for `max_len` tokens."""
         return Decodings(tuple(model.start(batch, max_len, beams, static) for model in self.models))
 
     def advance(
         self, ids: Int[Tensor, "B T"], decodings: Decodings, seg: Int[Tensor, "B T"] | None = None
     ) -> Float[Tensor, "B V"]:
-        """Read new tokens and return log p of the next token of each row, in a tensor that the caller may overwrite."""
+        """Feed new tokens to all models and return the log-probabilities of the next token in a new tensor."""
         pairs = zip(self.models, decodings.members, strict=True)
         log_probs = [model.advance(ids, decoding, seg) for model, decoding in pairs]
         sizes = [each.shape[-1] for each in log_probs]

@@ -1,4 +1,4 @@
-"""Expand the beams of a source by one token."""
+"""Choose the candidates by which beam search extends its hypotheses in one step."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -12,7 +12,7 @@ from regard.decoding.required import Progress, Required, allocate
 
 
 class Partial(NamedTuple):
-    """A live hypothesis."""
+    """A live (unfinished) hypothesis."""
 
     ids: Ids
     log_probs: tuple[float, ...]
@@ -26,35 +26,35 @@ EMPTY = Partial((), (), NEVER)  # an unused beam
 class Choice(NamedTuple):
     """The candidates chosen for one source in one step."""
 
-    first: list[Candidate]  # the best candidates, at most one per beam; those with eos end their hypothesis
-    onward: list[Candidate | None]  # the best candidates without eos, one per beam; None if there are too few
+    first: list[Candidate]  # the best candidates, at most as many as beams; those with eos end a hypothesis
+    onward: list[Candidate | None]  # the best candidates without eos, as many as beams, padded with None
 
 
 def plain(log_probs: Float[Tensor, "B V"], totals: Sequence[Sequence[float]], eos: int) -> list[Choice]:
-    """Return the best continuations for every source.
+    """Return the chosen candidates for every source in plain beam search.
 
-    Each beam has one continuation with eos, so it is enough to rank twice as many candidates as there are beams.
+    Each beam has one candidate with eos, so it is enough to rank twice as many candidates as there are beams.
     """
     beams = len(totals[0])
     return [split(ranked, beams, eos) for ranked in best(log_probs, totals, 2 * beams)]
 
 
 def split(ranked: Sequence[Candidate], beams: int, eos: int) -> Choice:
-    """Return the choice for ranked candidates: the best candidates, and the best candidates without eos."""
+    """Return the `Choice` from the ranked candidates of one source."""
     return Choice([*ranked[:beams]], filled([each for each in ranked if each.token != eos][:beams], beams))
 
 
 def filled(onward: Sequence[Candidate], beams: int) -> list[Candidate | None]:
-    """Return the candidates, padded with None to one entry per beam."""
+    """Return the candidates, padded with None to length `beams`."""
     return [*onward, *(None,) * (beams - len(onward))]
 
 
 def diverse(
     log_probs: Float[Tensor, "B V"], totals: Sequence[Sequence[float]], eos: int, groups: int, diversity: float
 ) -> list[Choice]:
-    """Return the best continuations for every source, chosen by one group of beams after the other.
+    """Return the chosen candidates for every source in diverse beam search (Vijayakumar et al. 2016).
 
-    Tokens that earlier groups have chosen get a penalty (Vijayakumar et al. 2016).
+    The groups of beams choose one after another, and a token that an earlier group has chosen gets a penalty.
     """
     sources, width = len(totals), len(totals[0]) // groups
     choices = [Choice([], []) for _ in totals]
@@ -85,11 +85,11 @@ def diverse(
 def constrained(
     log_probs: Float[Tensor, "k V"], live: Sequence[Partial], goal: Required, room: int, eos: int
 ) -> Choice:
-    """Return the continuations for one source by dynamic beam allocation (Post & Vilar 2018).
+    """Choose the candidates for one source with required sequences by dynamic beam allocation (Post & Vilar 2018).
 
-    The candidates are the best continuations of all beams, the best of each beam, and tokens that advance a beam in a
-    required sequence. A hypothesis may end only if it has all required sequences. `room` is the number of tokens left
-    after this step. Hypotheses that miss more than `room` tokens are dropped, unless all hypotheses do.
+    The candidates are the best ones of all beams together, the best two of each beam, and all tokens that continue a
+    required sequence. A hypothesis may end only if it contains all required sequences. `room` is the number of tokens
+    that may follow this step. Candidates that still need more tokens than `room` are dropped, unless all do.
     """
     beams, totals = len(live), [each.total for each in live]
     (candidates,) = best(log_probs, [totals], 2 * beams)

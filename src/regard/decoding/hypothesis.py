@@ -1,4 +1,4 @@
-"""Special tokens and length limits for a search, and the hypotheses that a search returns."""
+"""Inputs and outputs of a search: special tokens, length limits, hypotheses, and pieces of a streamed output."""
 
 from dataclasses import dataclass
 
@@ -10,7 +10,7 @@ from regard.tree import Spec
 
 @dataclass(frozen=True, slots=True)
 class SpecialTokens:
-    """The ids that are not text: the beginning, the end and the padding of a row."""
+    """The ids of the special tokens: beginning of sequence (bos), end of sequence (eos) and padding."""
 
     bos: int
     eos: int
@@ -29,10 +29,10 @@ class SpecialTokens:
 
 @dataclass(frozen=True, slots=True)
 class Limits(Spec):
-    """The minimum and maximum length of an output in tokens, without eos. A forced prefix counts.
+    """The minimum and maximum length of an output in tokens, including a forced prefix but not eos.
 
-    If `max_len` is None, the maximum is computed from the length S of the row's source: by `derived`, which comes from
-    the training text, or as 2 S + 20 if `derived` is None.
+    If `max_len` is None, the maximum is computed from the source length S: by `derived`, which is fitted to the
+    training text, or as 2 S + 20 if `derived` is None.
     """
 
     kind = "limits"
@@ -46,9 +46,9 @@ class Limits(Spec):
             raise SpecError("max_len", f"must be at least 1 and min_len ({self.min_len}), not {self.max_len}")
 
     def most(self, source: int | None, needed: int = 0) -> int:
-        """Return the maximum length of the output for a source of length `source`.
+        """Return the maximum output length for a source of `source` tokens (None: the model has no source).
 
-        If the maximum is computed from the source, it is at least `needed`. `source` is None for a model without one.
+        A maximum that is computed from the source length is at least `needed`.
         """
         if self.max_len is not None:
             return self.max_len
@@ -62,7 +62,7 @@ class Limits(Spec):
 
 @dataclass(frozen=True, slots=True)
 class Hypothesis:
-    """An output of a model. Log-probabilities are the model's own and do not depend on constraints."""
+    """An output of a search. The log-probabilities are those of the model, without constraints."""
 
     ids: tuple[int, ...]  # ids without bos and eos; a forced prefix is included, a prompt is not
     score: float  # the normalised log_prob with penalties, which ranks hypotheses
@@ -73,7 +73,7 @@ class Hypothesis:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """The new tokens of one row when outputs are streamed."""
+    """The tokens that one decoding step adds to a batch row, for streaming."""
 
     row: int
     ids: tuple[int, ...]  # (): the row ended without a new token

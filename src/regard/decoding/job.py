@@ -1,4 +1,4 @@
-"""Step-by-step decoding of one batch, which all searches share."""
+"""Step-by-step decoding of one batch, which all search methods share."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -26,11 +26,11 @@ class Job:
     rules: tuple[TokenConstraints, ...]
     least: tuple[int, ...]  # minimum number of tokens for each row
     most: tuple[int, ...]  # maximum number of tokens for each row
-    rows: tuple[int, ...]  # the caller's numbers for the rows
+    rows: tuple[int, ...]  # index of each row in the whole input, for the random numbers of sampling
     lengths: tuple[int, ...]  # number of tokens that each row reads before its first output: the prompt, source or bos
 
     def part(self, rows: Sequence[int]) -> "Job":
-        """Return a job with only the given rows."""
+        """Return a job with only the batch rows whose indices are in `rows`."""
         target, source, at = self.batch.target, self.batch.source, torch.tensor(rows, device=self.batch.target.device)
         ids, seg = (target, self.batch.target_seg) if source is None else (source, self.batch.source_seg)
         lengths = row_lengths(ids, seg)
@@ -51,7 +51,7 @@ def prepare(
     rules: TokenConstraints | Sequence[TokenConstraints],
     rows: Sequence[int] | None,
 ) -> Job:
-    """Return the job of decoding a batch, with checked constraints and computed limits for every row."""
+    """Return the `Job` of decoding a batch, after checking the constraints and computing the limits of every row."""
     B = batch.target.shape[0]
     every = (rules,) * B if isinstance(rules, TokenConstraints) else tuple(rules)
     bounds = (limits,) * B if isinstance(limits, Limits) else tuple(limits)
@@ -89,14 +89,14 @@ def row_lengths(ids: Int[Tensor, "B T"], seg: Int[Tensor, "B T"] | None) -> tupl
 
 
 class BatchDecoding:
-    """The state of a decoding run.
+    """The state of decoding one batch, step by step.
 
-    The batch has `beams` rows per source, and the i-th group of rows decodes source `slots[i]`. The rows of finished
-    sources are dropped.
+    The batch has a group of `beams` rows for every source (or prompt), and the i-th group belongs to the source with
+    index `slots[i]`. Finished sources are dropped.
     """
 
     def __init__(self, job: Job, beams: int, steps: int, watch: bool = False) -> None:
-        """`steps` is the maximum number of steps. If `watch` is true, the attention to the source is recorded."""
+        """`steps` is the maximum number of steps. If `watch` is true, attention weights are recorded."""
         self.job, self.beams, self.step = job, beams, 0
         self.device = job.batch.target.device
         self.slots = list(range(len(job.most)))
@@ -110,10 +110,10 @@ class BatchDecoding:
         self.droppable = self.decodings.droppable()
 
     def read(self, outputs: Sequence[Sequence[Ids]]) -> Float[Tensor, "B V"] | None:
-        """Read the last tokens and return log p of the next token; None if the model has no position left.
+        """Feed the last tokens to the models and return log p of the next token; None if no positions are left.
 
-        Banned tokens have log p = -inf. `outputs` are the ids that the beams of each source have generated so far, from
-        which the constraints determine the banned tokens.
+        Banned tokens have log p = -inf. `outputs` are the ids that the beams of each source have generated so far, on
+        which the constraints may depend.
         """
         try:
             log_probs = self.job.models.advance(self.ids, self.decodings, self.seg)
@@ -128,7 +128,7 @@ class BatchDecoding:
     def follow(
         self, tokens: Sequence[Sequence[int]], parents: Sequence[Sequence[int]], done: Sequence[bool]
     ) -> list[int]:
-        """Continue the beams with new tokens, and return for each row the former row that it continues.
+        """Continue the beams with new tokens. Return, for each new row, the index of the old row that it continues.
 
         Beam k in group i continues beam `parents[i][k]` of the group with the token `tokens[i][k]`. `done[i]` is true
         if the source of group i is finished. Finished groups stay in the batch until they are an eighth of all groups,
@@ -152,15 +152,18 @@ class BatchDecoding:
         return [slot * self.beams + parent for slot in left for parent in parents[slot]]
 
     def short(self) -> list[int]:
-        """Return the unfinished sources that would have more positions left in a batch without the longest prompts."""
+        """Return the indices of unfinished prompts (or sources) that are shorter than the longest one of the job.
+
+        In a batch without the longest one, more positions are left for their outputs.
+        """
         longest = max(self.job.lengths)
         return [source for source in self.running if self.job.lengths[source] < longest]
 
 
 def first_read(job: Job, beams: int) -> tuple[Int[Tensor, "B T"], Int[Tensor, "B T"] | None]:
-    """Return the ids that the decoder reads first, and their segments: bos if there is a source, else the prompts.
+    """Return (ids, segments) of the first input to the decoder: bos if there is a source, else the prompts.
 
-    Padding shared by all prompts is removed. The segments are None if no padding is left.
+    Segment 0 is padding. Padding shared by all prompts is removed. If no padding is left, the segments are None.
     """
     batch, width = job.batch, max(job.lengths)
     if batch.source is not None:

@@ -1,4 +1,4 @@
-"""Length limits for outputs, from the longest training target and a line above the (source, target) lengths."""
+"""Length limits of translations: a linear function of the source length, fitted to the training text."""
 
 import math
 from collections.abc import Sequence
@@ -11,8 +11,8 @@ from regard.data.token_store import Table
 from regard.nn.checks import require
 from regard.tree import Spec
 
-SHARE = 0.999  # share of the training pairs at or below the line; the other pairs are mostly misaligned
-SLACK, MORE = 1.5, 5  # other text may need longer outputs than the training text
+SHARE = 0.999  # share of the training pairs whose target is within the limit; the others are mostly misaligned
+SLACK, MORE = 1.5, 5  # factor and constant, because other text may need longer outputs than the training text
 SLOPES = 64  # number of slopes that are tried
 
 
@@ -20,7 +20,7 @@ SLOPES = 64  # number of slopes that are tried
 class LengthLimit(Spec):
     """The maximum length of an output for a source of S tokens: 1.5 min(longest, slope S + constant) + 5, rounded up.
 
-    S includes the eos of the source. The length of the output does not include eos.
+    S includes eos, and the length of the output does not.
     """
 
     kind = "length_limit"
@@ -34,7 +34,7 @@ class LengthLimit(Spec):
             require(math.isfinite(value) and value >= 0, name, f"must be a number of at least 0, not {value}")
 
     def most(self, source: int) -> int:
-        """Return the limit for a source of length `source`."""
+        """Return the maximum output length for a source of `source` tokens."""
         return math.ceil(SLACK * min(self.longest, self.slope * source + self.constant)) + MORE
 
     def __str__(self) -> str:
@@ -43,10 +43,11 @@ class LengthLimit(Spec):
 
 
 def fit(sources: Int[np.ndarray, " n"], targets: Int[np.ndarray, " n"]) -> LengthLimit:
-    """Return the limit with the longest target and the lowest line at or above 99.9 % of the (source, target) lengths.
+    """Fit the length limit to the source and target lengths of training pairs.
 
-    Slopes are tried from 0 to the slope of a line through the origin. For each slope, the smallest possible constant is
-    a quantile of target - slope * source. The line with the smallest mean over all sources is chosen.
+    99.9 % of the targets must have at most slope * source + constant tokens. For each slope from 0 to the slope that
+    needs no constant, the constant is the 99.9 % quantile of target - slope * source. The slope and constant with the
+    smallest mean limit over all sources are chosen.
     """
     width = int(targets.max()) + 1
     cells, counts = np.unique(sources.astype(np.int64) * width + targets, return_counts=True)
@@ -68,17 +69,17 @@ def fit(sources: Int[np.ndarray, " n"], targets: Int[np.ndarray, " n"]) -> Lengt
 
 
 def of_tables(tables: Sequence[Table]) -> LengthLimit | None:
-    """Return the limit fitted to token tables of translation pairs; None if there is no pair."""
+    """Return the length limit fitted to tables of tokenized translation pairs; None if the tables are empty."""
     sources = np.concatenate([table["source"].lengths for table in tables])
     targets = np.concatenate([table["target"].lengths for table in tables]) - 2  # without bos and eos
     return fit(sources, targets) if len(sources) else None
 
 
 def widest(limits: Sequence[LengthLimit | None]) -> LengthLimit | None:
-    """Return a limit that is at least as high as each of the given limits; None if one of them is None.
+    """Combine length limits into one that is at least as high as each of them.
 
-    The limits come from the models of an ensemble or from the texts of a fine-tuned model. None is the limit of a run
-    that did not store one.
+    The limits come from the models of an ensemble or from the texts of a fine-tuned model. A model that was saved
+    without a limit has the limit None; in this case, or if `limits` is empty, the result is None.
     """
     known = [limit for limit in limits if limit is not None]
     if not known or len(known) < len(limits):

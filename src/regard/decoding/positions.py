@@ -1,4 +1,4 @@
-"""The number of tokens that a decoder can read: learned positions and synthesizers have tables of fixed size."""
+"""Maximum number of tokens that a decoder can read. Learned positions and synthesizers have tables of fixed size."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,18 +9,18 @@ from regard.tree import leaves
 
 @dataclass(frozen=True, slots=True)
 class Positions:
-    """The number of positions that every model in a decoding run has. If `count` is None, there is no limit."""
+    """The number of positions that all models of an ensemble have. If `count` is None, there is no limit."""
 
     count: int | None
     source_first: bool = False  # True: the sequence begins with the source, which takes up positions
 
     def left(self, read: int) -> int | None:
-        """Return the number of tokens that can follow `read` tokens; None if there is no limit."""
-        return None if self.count is None else self.count - read + 1  # the last token is not read
+        """Return the number of tokens that can be generated after `read` tokens; None if there is no limit."""
+        return None if self.count is None else self.count - read + 1  # the last generated token is not read
 
 
 def positions(models: Sequence[Generator]) -> Positions:
-    """Return the positions of several models: the minimum over all tables of fixed size outside the encoders."""
+    """Return the number of positions of an ensemble: the size of the smallest fixed table outside the encoders."""
     tables = [
         value
         for model in models

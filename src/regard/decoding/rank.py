@@ -1,7 +1,7 @@
 """Rank candidates in an order that does not depend on batch size, machine or order of summation.
 
-Scores are compared in steps of 1e-5, that is, by round(score / 1e-5). Candidates with equal values are ordered by token
-id and then by beam, the lower number first.
+Scores are compared in steps of 1e-5, that is, by round(score / 1e-5). Candidates with equal rounded scores are ordered
+by token id and then by beam, the lower number first.
 """
 
 import math
@@ -22,7 +22,7 @@ WIDTHS = (64, 96, 100, 128)  # block widths; with a divisor of the vocabulary si
 
 
 class Candidate(NamedTuple):
-    """A candidate of a search step: a beam extended by one token."""
+    """A candidate in a step of beam search: a beam extended by one token."""
 
     beam: int
     token: int
@@ -31,7 +31,7 @@ class Candidate(NamedTuple):
 
 
 def bucket(score: float) -> int:
-    """Return a finite score as a number of steps of 1e-5."""
+    """Return a finite score in units of 1e-5, rounded to an integer."""
     return round(score / TIE)
 
 
@@ -41,9 +41,9 @@ def order(score: float, ids: tuple[int, ...]) -> tuple[int, tuple[int, ...]]:
 
 
 def best(log_probs: Float[Tensor, "B V"], totals: Sequence[Sequence[float]], count: int) -> list[list[Candidate]]:
-    """Return the `count` best continuations of every source, best first.
+    """Return the `count` best candidates for every source, best first.
 
-    Continuations of probability 0 are left out. `totals` has the log-probability of every beam, grouped by source, and
+    Candidates of probability 0 are left out. `totals` has the log-probability of every beam, grouped by source, and
     `log_probs` has one row for each beam.
     """
     sources, beams, V = len(totals), len(totals[0]), log_probs.shape[1]
@@ -66,7 +66,10 @@ def best(log_probs: Float[Tensor, "B V"], totals: Sequence[Sequence[float]], cou
 
 
 def apart(best_first: Sequence[Candidate], count: int) -> bool:
-    """Return whether the first `count` + 1 candidates differ so much that rounding cannot change their order."""
+    """Return whether the scores of the first `count` + 1 candidates are too far apart for rounding to change the order.
+
+    The result is False if there are at most `count` candidates.
+    """
     if len(best_first) <= count:
         return False
     return all(best_first[i].total - best_first[i + 1].total > 2 * TIE for i in range(count))
@@ -75,7 +78,10 @@ def apart(best_first: Sequence[Candidate], count: int) -> bool:
 def ranked_exactly(
     candidates: Sequence[Candidate], log_probs: Float[Tensor, "k V"], totals: Sequence[float], count: int
 ) -> list[Candidate]:
-    """Return the candidates for one source in exact order, without candidates of probability 0."""
+    """Sort the candidates for one source by `sort_key`, without those of probability 0.
+
+    If a token that is not among `candidates` could tie with the first `count`, all tokens are ranked.
+    """
     if any(math.isnan(each.total) for each in candidates):
         raise DataError("models: a log-probability is NaN; use weights without NaN or infinity")
     real = [each for each in candidates if each.total > NEVER]
@@ -95,10 +101,10 @@ def sort_key(candidate: Candidate) -> tuple[int, int, int]:
 def highest(
     log_probs: Float[Tensor, "s k V"], shift: Float[Tensor, "s k"], count: int
 ) -> tuple[Float[Tensor, "s n"], Int[Tensor, "s n"]]:
-    """Return log_probs and indices (beam * V + token) where log_probs + shift is highest, `count` for every source.
+    """Return (log-probabilities, indices) of the `count` candidates of every source with the highest log_probs + shift.
 
-    The maxima of blocks of tokens are computed first. The `count` highest values are in the blocks with the `count`
-    highest maxima, so the vocabulary is read once and never copied.
+    An index is beam * V + token. The maxima of blocks of tokens are computed first. The `count` highest values are in
+    the blocks with the `count` highest maxima, so `log_probs` is read once and never copied.
     """
     k, V = log_probs.shape[1:]
     flat = log_probs.flatten(1)
@@ -122,12 +128,12 @@ def highest(
 
 
 def block_width(V: int) -> int:
-    """Return the number of tokens in a block of the vocabulary."""
+    """Return the number of tokens per block when `highest` divides a vocabulary of V tokens into blocks."""
     return min(V, next((width for width in WIDTHS if V % width == 0), WIDTHS[0]))
 
 
 def all_ranked(log_probs: Float[Tensor, "k V"], totals: Sequence[float], count: int) -> list[Candidate]:
-    """Return the `count` best candidates for one source and all that tie with the last one, chosen from all tokens."""
+    """Rank all tokens of all beams: return the `count` best candidates for one source, and all ties with the last."""
     wide = log_probs.double()
     steps = (wide + torch.tensor(totals, dtype=torch.float64, device=wide.device)[:, None]).div_(TIE).round_()
     enough = steps.flatten().topk(min(count, steps.numel())).values[-1]

@@ -10,14 +10,14 @@ MOST = 10  # maximum number of required sequences per row, which limits the stat
 
 
 class Progress(NamedTuple):
-    """The state of an output."""
+    """The part of the required sequences that an output contains so far (a state of `Required`)."""
 
     met: frozenset[int]  # the indices of the required sequences that the output contains
     tail: Ids  # the longest beginning of a required sequence with which the output ends
 
 
 class Required:
-    """An automaton (Aho & Corasick 1975) that computes how many more tokens an output needs for all sequences.
+    """Automaton (Aho & Corasick 1975) that computes how many more tokens an output needs to contain all sequences.
 
     `distance` is exact and takes overlaps into account: if (a b) and (b c) are required, three tokens are enough. If s
     is the next sequence to be completed, the output needs the tokens of s that are not already in the tail, so
@@ -35,7 +35,7 @@ class Required:
         self._useful: dict[Progress, Ids] = {}
 
     def step(self, progress: Progress, token: int) -> Progress:
-        """Return the progress after one more token."""
+        """Return the progress of an output after one more token."""
         tail = (*progress.tail, token)
         while tail not in self.beginnings:
             tail = tail[1:]
@@ -48,7 +48,7 @@ class Required:
         return progress
 
     def distance(self, progress: Progress) -> int:
-        """Return the minimum number of tokens after which no sequence is missing."""
+        """Return the minimum number of further tokens with which the output contains all sequences."""
         if len(progress.met) == len(self.sequences):
             return 0
         if progress not in self._distances:
@@ -58,7 +58,7 @@ class Required:
         return self._distances[progress]
 
     def useful(self, progress: Progress) -> Ids:
-        """Return the tokens that reduce the distance."""
+        """Return the tokens that reduce the distance if they come next."""
         if progress not in self._useful:
             now = self.distance(progress)
             self._useful[progress] = tuple(t for t in self.alphabet if self.distance(self.step(progress, t)) < now)
@@ -67,7 +67,7 @@ class Required:
 
 @lru_cache(maxsize=256)
 def automaton(sequences: tuple[Ids, ...]) -> Required:
-    """Return the automaton for the given sequences. It is cached, because all rows often require the same sequences."""
+    """Return the automaton for the given sequences, from a cache, because batch rows often have the same sequences."""
     return Required(sequences)
 
 
@@ -83,10 +83,10 @@ def _overlap(tail: Ids, s: Ids) -> int:
 
 
 def allocate(ranked: Sequence[Item], places: int, missing: Callable[[Item], int]) -> list[Item]:
-    """Return `places` of the ranked items, chosen by dynamic beam allocation. The order of the items is unchanged.
+    """Choose at most `places` items by dynamic beam allocation, and return them in the order of `ranked`.
 
-    Items that miss the same number of tokens form a bank. The banks take turns, beginning with the one that misses the
-    fewest tokens, and in each turn the best remaining item of the bank is chosen. Empty banks are skipped.
+    `missing` is the number of tokens that an item still needs, and items with the same number form a bank. The banks
+    take turns, beginning with the fewest missing tokens. In each turn, a bank contributes its best remaining item.
     """
     banks: dict[int, list[int]] = {}
     for i, item in enumerate(ranked):

@@ -21,16 +21,16 @@ from regard.nn.checks import check_count, require
 
 @dataclass(frozen=True, slots=True)
 class Sample(Search):
-    """Sampling, which chooses every token at random from the model's distribution after a change of temperature.
+    """Sampling: every token is drawn from the model's distribution, with temperature, top-k, top-p and min-p.
 
     The distribution is changed in this order. Log-probabilities are divided by `temperature`. `top_k` limits the choice
     to that number of likeliest tokens (0: no limit; Fan et al. 2018). `top_p` limits it to the likeliest tokens that
     together have this probability (Holtzman et al. 2020). `min_p` limits it to tokens at least `min_p` times as likely
-    as the likeliest one (Nguyen et al. 2024). Each source gets `n_best` samples, which are ranked by the
+    as the likeliest one (Nguyen et al. 2024). Each source gets `n_best` samples, which are ranked by their
     log-probability under the unchanged model.
 
-    The random number for a token depends only on the seed, the caller's number for the row, the number of the sample
-    and the index of the token. The samples of a row are therefore the same in every batch.
+    The random number for a token depends only on the seed, the index of the source or prompt in the whole input, the
+    index of the sample and the index of the token. The samples are therefore the same for every batch size.
     """
 
     kind = "sample"
@@ -55,14 +55,14 @@ class Sample(Search):
         return [sorted(row, key=lambda each: order(each.score, each.ids)) for row in self._loop(job).find(job)]
 
     def stream(self, job: Job) -> Iterator[list[Piece]]:
-        require(self.n_best == 1, "n_best", f"one sample of a row can be streamed, not {self.n_best}")
+        require(self.n_best == 1, "n_best", f"only one sample per row can be streamed, not {self.n_best}; set it to 1")
         return self._loop(job).stream(job)
 
     def _loop(self, job: Job) -> AutoregressiveLoop:
         return AutoregressiveLoop(self.n_best, Draw(self, max(job.most) + 1), score=lambda log_prob, length: log_prob)  # noqa: ARG005
 
     def warped(self, log_probs: Float[Tensor, "B V"]) -> Float[Tensor, "B V"]:
-        """Return the logits of the sampling distribution. Tokens that are cut off get -inf."""
+        """Return the logits of the sampling distribution. Tokens excluded by top-k, top-p or min-p get -inf."""
         x = log_probs / self.temperature
         if self.top_k:
             x = x.masked_fill(x < x.topk(min(self.top_k, x.shape[-1])).values[:, -1:], -torch.inf)
@@ -78,14 +78,14 @@ class Sample(Search):
 
 
 class Draw:
-    """A function that samples tokens: it inverts the cumulative distribution at one uniform random number per token."""
+    """Samples tokens by inverting the cumulative distribution at one uniform random number per token."""
 
     def __init__(self, spec: Sample, steps: int) -> None:
         self.spec, self.steps = spec, steps
         self.numbers: dict[tuple[int, int], np.ndarray] = {}
 
     def number(self, path: Path, step: int) -> float:
-        """Return the uniform random number for a path at a step."""
+        """Return the uniform random number for one output at a decoding step."""
         key = (path.number, path.sample)
         if key not in self.numbers:
             self.numbers[key] = uniform(self.spec.seed, *key, self.steps)
@@ -94,7 +94,7 @@ class Draw:
     def __call__(
         self, log_probs: Float[Tensor, "B V"], paths: Sequence[Path], step: int
     ) -> list[tuple[int, float] | None]:
-        """Return a token and its log-probability under the model for every path; None if every token is banned."""
+        """Sample a token for every output. Return (token, log p under the model), or None if all tokens are banned."""
         u = torch.tensor([self.number(path, step) for path in paths], dtype=torch.float64, device=log_probs.device)
         cumulative = self.spec.warped(log_probs).double().softmax(-1).cumsum_(-1)
         # u * total < total, however the product is rounded, so the search finds a token with a probability above 0.
@@ -110,6 +110,6 @@ class Draw:
 
 
 def uniform(seed: int, row: int, sample: int, steps: int) -> np.ndarray:
-    """Return `steps` random numbers in [0, 1) for a sample of a row. A larger `steps` only appends further numbers."""
+    """Return `steps` uniform random numbers in [0, 1) for one sample of a row. A larger `steps` appends more."""
     philox = np.random.Philox(key=np.array([seed, row], np.uint64), counter=np.array([0, sample, 0, 0], np.uint64))
     return np.random.Generator(philox).random(steps)

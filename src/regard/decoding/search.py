@@ -1,4 +1,4 @@
-"""The Search slot, and functions that decode a batch of sources or prompts with a model."""
+"""The base class of search methods, and functions that decode a batch of sources or prompts with a model."""
 
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
@@ -16,20 +16,20 @@ FREE = TokenConstraints()
 
 
 class Search(Spec):
-    """The Search slot: a spec of the method that chooses the next token."""
+    """Base class of search methods (beam search, sampling), which choose the tokens of an output."""
 
     __slots__ = ()
 
     @abstractmethod
     def find(self, job: Job) -> list[list[Hypothesis]]:
-        """Return the hypotheses for every row, best first."""
+        """Return the hypotheses for every batch row, best first."""
 
     def find_each(self, jobs: Sequence[Job]) -> Iterator[list[list[Hypothesis]]]:
-        """Yield the hypotheses for each job. Jobs may share computation, which does not change the results."""
+        """Yield the result of `find` for each job. A subclass may process several jobs at once for speed."""
         return map(self.find, jobs)
 
     def stream(self, job: Job) -> Iterator[list[Piece]]:  # noqa: ARG002
-        """Yield the new tokens of every row at each step. Only a search that never revises a token supports this."""
+        """Yield the new tokens of every batch row after each step. Searches that revise tokens raise SpecError."""
         raise SpecError(
             "search", f"{self.kind!r} revises earlier tokens and cannot be streamed; use beam size 1 or sampling"
         )
@@ -47,10 +47,10 @@ def find(
     """Return the best hypotheses for every row of the batch: at most `n_best` for each row, best first.
 
     Several models form an ensemble. If the batch has sources, the decoder begins with bos, and the target in the batch
-    is not read. Otherwise the target rows are prompts, and the hypotheses are their continuations. `limits` and `rules`
-    are either one value for all rows or a sequence with one value per row. `rows` are the caller's numbers for the
-    rows, from which a sampling search computes random numbers. Default: the indices in the batch. The result for a row
-    does not depend on other rows.
+    is not read. Otherwise the target rows are prompts, and the hypotheses are continuations of the prompts. `limits`
+    and `rules` are either one value for all rows or a sequence with one value per row. `rows` are the indices of the
+    batch rows in the whole input (default: 0, 1, ...), which determine the random numbers of sampling. The result for a
+    row does not depend on other rows.
     """
     _check_bound(search)
     return search.find(prepare(models, batch, ends, limits, rules, rows))
@@ -65,15 +65,15 @@ def stream(
     rules: TokenConstraints | Sequence[TokenConstraints] = FREE,
     rows: Sequence[int] | None = None,
 ) -> Iterator[list[Piece]]:
-    """Yield, after each step, the new tokens of the rows that have not ended.
+    """Decode as `find` does, and yield, after each step, the new tokens of the rows that have not ended.
 
-    The concatenated pieces of a row are the ids of the row's hypothesis. The last piece also has the hypothesis itself.
+    The ids of all pieces of a row form the ids of the row's hypothesis. The last piece contains the whole hypothesis.
     """
     _check_bound(search)
     return search.stream(prepare(models, batch, ends, limits, rules, rows))
 
 
 def _check_bound(search: Search) -> None:
-    """Raise SpecError if the search has constraints, because they need a tokenizer and a search on ids has none."""
+    """Raise SpecError if the search has constraints: they need a tokenizer, and `find` works on token ids only."""
     if getattr(search, "constraints", ()):
         raise SpecError("constraints", "need a tokenizer; bind them (`Constraint.bind`) and give them as `rules`")

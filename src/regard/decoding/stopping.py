@@ -12,7 +12,7 @@ Normalise = Literal["none", "mean", "gnmt"]
 
 @dataclass(frozen=True, slots=True)
 class Scoring:
-    """A scoring function: log_prob / length^alpha or, for "gnmt", log_prob / ((5 + length) / 6)^alpha.
+    """Scoring function of hypotheses: log_prob / length^alpha or, for "gnmt", log_prob / ((5 + length) / 6)^alpha.
 
     The length includes eos. In length^alpha, a length of 0 counts as 1.
     """
@@ -24,13 +24,13 @@ class Scoring:
         return log_prob / self.size(length) ** self.alpha
 
     def size(self, length: int) -> float:
-        """Return the base of the power by which the log-probability is divided."""
+        """Return the normaliser that is raised to the power alpha: (5 + length) / 6 for "gnmt", else the length."""
         return (5 + length) / 6 if self.normalise == "gnmt" else float(max(length, 1))
 
 
 @dataclass(slots=True)
 class Stopping:
-    """The finished hypotheses for one source, and the rule that ends the search for this source (abstract class)."""
+    """Abstract base class of stopping rules. An instance collects the finished hypotheses for one source."""
 
     scoring: Scoring
     beams: int
@@ -39,15 +39,15 @@ class Stopping:
     finished: dict[tuple[int, ...], Hypothesis] = field(default_factory=dict)  # ids -> hypothesis
     eos_at_limit: ClassVar[bool] = True  # a hypothesis of the maximum length may still end with eos
     # Hypotheses cut at the limit rank behind those that ended with eos, and scores are compared in steps of 1e-5.
-    # Otherwise, finished hypotheses are ranked by the exact score.
+    # If False, finished hypotheses are ranked by the exact score alone.
     strict: ClassVar[bool] = True
 
     @abstractmethod
     def done(self, live: float, length: int, topped: bool) -> bool:
         """Return whether the search can stop.
 
-        `length` is the number of tokens in the live hypotheses, and `live` is the log-probability of the best one.
-        `topped` is true if the best candidate of this step or of an earlier one ended with eos.
+        `length` is the number of tokens in the live (unfinished) hypotheses, and `live` is the log-probability of the
+        best live hypothesis. `topped` is true if the best candidate of this step or an earlier step ended with eos.
         """
 
     def add(self, hypothesis: Hypothesis) -> None:
@@ -68,8 +68,9 @@ class Stopping:
 class Optimal(Stopping):
     """Stop when no live hypothesis can reach the score of the finished hypothesis with rank `n_best`.
 
-    Log-probabilities only fall, and the coverage penalty is never positive. A hypothesis with log-probability `live`
-    can therefore at best reach the score of `live` at the shortest or the longest length that is still possible.
+    Log-probabilities only fall with each token, and the coverage penalty is never positive. The best score that a live
+    hypothesis can reach is therefore its present log-probability, normalised by the shortest or the longest length that
+    is still possible.
     """
 
     def done(self, live: float, length: int, topped: bool) -> bool:  # noqa: ARG002
@@ -90,10 +91,10 @@ class CTranslate2(Stopping):
     """Stop as in CTranslate2 4 with patience 1, when as many hypotheses have ended as there are beams.
 
     If scores are plain log-probabilities (length_penalty 0), stop when `n_best` hypotheses have ended and one of them
-    was the best candidate in its step. As in the library, eos counts towards max_decoding_length, which is `max_len`.
+    was the best candidate in its step. As in the library, eos counts towards max_decoding_length (here: `max_len`).
 
-    There is one difference: the library renormalises probabilities after it excludes eos before min_decoding_length
-    (default 1) and suppressed sequences. For a comparison, call the library with min_decoding_length=0.
+    Differs from the library, which renormalises probabilities after excluding eos before min_decoding_length (default
+    1) and after excluding suppressed sequences. For a comparison, call the library with min_decoding_length=0.
     """
 
     eos_at_limit, strict = False, False
@@ -108,7 +109,7 @@ class HuggingFace(Stopping):
     """Stop as in transformers 5 with early_stopping=False: `beams` hypotheses have ended, and no live one is better.
 
     A live hypothesis is scored as if it ended now, and compared with the worst of the `beams` best finished hypotheses.
-    As in the library, eos counts towards max_new_tokens, which is `max_len`.
+    As in the library, eos counts towards max_new_tokens (here: `max_len`).
     """
 
     eos_at_limit, strict = False, False

@@ -1,4 +1,4 @@
-"""A baseline for classifiers: multinomial logistic regression on the TF-IDF values of words and word bigrams."""
+"""Baseline for classification: multinomial logistic regression on the TF-IDF values of words and word bigrams."""
 
 import re
 from collections.abc import Sequence
@@ -13,18 +13,18 @@ from regard.data.scripts import HAN, KANA, OTHERS
 
 # In a script without spaces between words, each character is a word, so a bigram is a pair of characters.
 WORD = re.compile(f"[{HAN}{KANA}{OTHERS}]|[^\\W{HAN}{KANA}{OTHERS}]+")
-PENALTY = 0.1  # the factor of half the squared weights; the losses of all texts are summed, not averaged
+PENALTY = 0.1  # L2 regularisation: the factor of half the squared weights, added to the summed losses of all texts
 ITERATIONS = 60
-WEIGHTS = 5_000_000  # the largest features x classes; the rarest features are dropped
+WEIGHTS = 5_000_000  # the maximum of features x classes; the rarest features are dropped
 
 
 def words(text: str) -> list[str]:
-    """Return the lower-cased words of a text, without punctuation."""
+    """Return the words of a text in lower case, without punctuation."""
     return WORD.findall(text.lower())
 
 
 class _Sparse:
-    """A sparse matrix with `count` rows in compressed row format; its entries may be given in any order."""
+    """A sparse matrix with `count` rows in compressed row format, made from entries in any order."""
 
     def __init__(self, rows: np.ndarray, columns: np.ndarray, values: np.ndarray, count: int) -> None:
         order = np.argsort(rows, kind="stable")
@@ -39,7 +39,7 @@ class _Sparse:
 
 
 class BagOfWords:
-    """Logistic regression on TF-IDF features of lower-cased words and pairs of neighbouring words.
+    """Logistic regression on TF-IDF features of lower-case words and pairs of adjacent words.
 
     The value of feature t in a text is tf(t) (1 + ln((1 + n) / (1 + df(t)))), where tf(t) is the number of times that t
     occurs in the text, n is the number of texts, and df(t) is the number of texts that contain t. The values of each
@@ -65,7 +65,7 @@ class BagOfWords:
         return scores.argmax(1).numpy()
 
     def _grams(self, texts: list[list[str]]) -> tuple[np.ndarray, np.ndarray]:
-        """Return the text indices and the keys of all known words, then those of all pairs of known neighbours."""
+        """Return (text indices, feature keys) of all known words, then of all pairs of adjacent known words."""
         unknown, size = len(self._words), len(self._words) + 1
         numbers = np.fromiter((self._words.get(word, unknown) for word in chain.from_iterable(texts)), np.int64)
         rows = np.repeat(np.arange(len(texts)), [len(text) for text in texts])
@@ -75,7 +75,7 @@ class BagOfWords:
         return np.concatenate([rows[known], rows[1:][pairs]]), np.concatenate([numbers[known], keys[pairs]])
 
     def _features(self, rows: np.ndarray, keys: np.ndarray, texts: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Return the row indices, the column indices and the TF-IDF values of all known features."""
+        """Return (text indices, feature indices, TF-IDF values) of all known features."""
         columns = np.searchsorted(self._keys, keys)
         known = np.append(self._keys, -1)[columns] == keys
         rows, columns, counts = _counted(rows[known], columns[known], len(self._keys))
@@ -86,7 +86,7 @@ class BagOfWords:
     def _trained(
         self, rows: np.ndarray, columns: np.ndarray, values: np.ndarray, labels: np.ndarray, classes: int
     ) -> Tensor:
-        """Return the trained weights: one row for each feature, then a row of biases."""
+        """Return the trained weights: one row for each feature, then one row with the biases."""
         x = _Sparse(rows, columns, values, len(labels))
         transposed = _Sparse(columns, rows, values, len(self._keys))
         y = torch.from_numpy(np.eye(classes, dtype=np.float32)[labels])
@@ -108,6 +108,6 @@ class BagOfWords:
 
 
 def _counted(rows: np.ndarray, columns: np.ndarray, width: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return the distinct (row, column) pairs in sorted order, as two arrays, and the number of times each occurs."""
+    """Return (rows, columns, counts): the distinct (row, column) pairs, sorted, and how often each pair occurs."""
     places, counts = np.unique(rows * width + columns, return_counts=True)
     return places // width, places % width, counts

@@ -1,4 +1,4 @@
-"""Trivial baselines: models that train in seconds on the text of a run; their scores are stored in `baselines.json`."""
+"""Trivial baselines, which train in seconds on the same text as the model. Scores are stored in `baselines.json`."""
 
 import math
 import time
@@ -25,19 +25,19 @@ from regard.training.checkpoint import RunFolder, read_json, write_json
 from regard.training.spec import TrainSpec
 
 ORDER = 4  # the order of the n-gram model
-# The largest samples of the text: with these sizes, the baselines take seconds on one core.
+# Maximum sizes of the text samples, with which the baselines take seconds on one core.
 NGRAM_TOKENS = 3_000_000
 BAG_TOKENS = 1_500_000
-BAG_WORK = 20_000_000  # the largest tokens x classes
+BAG_WORK = 20_000_000  # the maximum of tokens x classes
 TARGET_TOKENS = 10_000_000
 BLOCKS = 64  # the number of blocks in a sample of a stream
 Print = Callable[[str], None]
-PREFERRED = ("accuracy", "bleu", "chrf", "exact_match", "loss")  # compared if the criterion of the run was not measured
+PREFERRED = ("accuracy", "bleu", "chrf", "exact_match", "loss")  # compared if the criterion was not measured
 
 
 @dataclass(frozen=True, slots=True)
 class Baseline:
-    """A trivial model, and its scores on the validation text."""
+    """A trivial baseline and its scores on the validation text."""
 
     name: str
     metrics: dict[str, float]
@@ -45,7 +45,7 @@ class Baseline:
 
     @classmethod
     def of(cls, record: Any) -> "Baseline":
-        """Return the baseline that a JSON record describes."""
+        """Return the baseline that is stored in a JSON object; raise TypeError or ValueError if it is invalid."""
         baseline = cls(**record)
         numbers = (*baseline.metrics.values(), baseline.share)
         if not isinstance(baseline.name, str) or not all(type(n) in (int, float) and math.isfinite(n) for n in numbers):
@@ -56,7 +56,7 @@ class Baseline:
 
 
 def measure(data: Prepared, train: TrainSpec, criterion: Metric = LOSS) -> list[Baseline]:
-    """Return the baselines for the objective, or none if there is nothing to validate on or to decode."""
+    """Train and evaluate the baselines for a task. The list is empty without validation text or examples to decode."""
     if data.valid is None or not data.valid.rows:
         return []
     if data.objective.model == "sequence_to_sequence":
@@ -85,7 +85,7 @@ def _classification(data: Prepared) -> list[Baseline]:
 
 
 def _translation(data: Prepared, train: TrainSpec, criterion: Metric) -> list[Baseline]:
-    """Return two baselines, a copy of the source and the most frequent target, on the examples to decode."""
+    """Return two baselines, the source itself and the most frequent target, scored on the decoded examples."""
     pairs = [data.objective.pair(record) for record in data.valid_texts[: train.decode]]
     if not pairs:
         return []
@@ -103,7 +103,7 @@ def _translation(data: Prepared, train: TrainSpec, criterion: Metric) -> list[Ba
 
 
 def _most_frequent(data: Prepared) -> tuple[str, float]:
-    """Return the most frequent target of the training text (the first in a tie), and the share of the text counted."""
+    """Return (target, share): the most frequent (or first) training target, and the share of the text counted."""
     targets, _, share = _rows([table["target"] for table in data.train], TARGET_TOKENS)
     raw, ends = np.asarray(targets.ids).astype("<u4").tobytes(), (4 * targets.offsets).tolist()
     ((ids, _),) = Counter(raw[first:last] for first, last in pairwise(ends)).most_common(1)
@@ -111,7 +111,7 @@ def _most_frequent(data: Prepared) -> tuple[str, float]:
 
 
 def _language_model(data: Prepared) -> list[Baseline]:
-    """Return one baseline, an n-gram model; as in validation, it predicts all tokens of a row except the first."""
+    """Return one baseline, an n-gram model. As in validation, the first token of a text is not predicted."""
     assert data.valid is not None
     stream, size = data.objective.stream, data.tokenizers["target"].size
     train, _, share = _rows([table["target"] for table in data.train], NGRAM_TOKENS, stream)
@@ -129,10 +129,10 @@ def _language_model(data: Prepared) -> list[Baseline]:
 
 
 def _rows(columns: Sequence[Column], most: int, stream: bool = False) -> tuple[Column, np.ndarray, float]:
-    """Return a sample of rows with about `most` tokens in total, the row numbers, and the share of all tokens.
+    """Return (sample, numbers, share): texts with about `most` tokens, the text numbers, and the share of all tokens.
 
-    Rows are numbered consecutively through all columns. They are sampled at random with a fixed seed. A stream is one
-    long row, so its sample is a number of evenly spaced blocks.
+    The texts of all columns are numbered consecutively, and are sampled at random with a fixed seed. A stream is one
+    long text, so the sample consists of evenly spaced blocks of the stream.
     """
     total = sum(len(column.ids) for column in columns)
     share = min(1.0, most / max(1, total))
@@ -160,7 +160,7 @@ def _texts(column: Column, tokenizer: Tokenizer) -> list[str]:
 def report(
     folder: RunFolder, data: Prepared, train: TrainSpec, criterion: Metric, log: Callable[..., None], print_line: Print
 ) -> None:
-    """Measure, store, log and print the baselines of a run, unless the run folder already contains baselines."""
+    """Measure the baselines, and store, log and print their scores, unless the run folder contains a result."""
     if _intact(folder):
         return
     began = time.perf_counter()
@@ -172,7 +172,7 @@ def report(
 
 
 def compare(folder: RunFolder, scores: Mapping[str, float], criterion: Metric, print_line: Print) -> None:
-    """Print a warning if the best baseline of a run is better than the model, whose final scores are `scores`."""
+    """Print a warning if the best baseline is better than the model. `scores` are the final scores of the model."""
 
     def metric_of(baseline: Baseline) -> Metric:
         name = _metric(baseline, criterion.name)
@@ -205,7 +205,7 @@ def stored(folder: RunFolder) -> list[Baseline]:
 
 
 def _intact(folder: RunFolder) -> list[Baseline]:
-    """Return the stored baselines, or an empty list if the file is damaged: training does not need them."""
+    """Return the stored baselines. If the file is damaged, return an empty list: training does not need the file."""
     try:
         return stored(folder)
     except DataError:
@@ -213,7 +213,7 @@ def _intact(folder: RunFolder) -> list[Baseline]:
 
 
 def sentence(baselines: Sequence[Baseline], criterion: str) -> str:
-    """Return the baselines in words, for example `majority class 22.1 %, bag of words 88.4 % accuracy`."""
+    """Return the baselines as text, for example `majority class 22.1 %, bag of words 88.4 % accuracy`."""
     parts, samples = [], []
     for baseline in baselines:
         name = _metric(baseline, criterion)
@@ -226,5 +226,5 @@ def sentence(baselines: Sequence[Baseline], criterion: str) -> str:
 
 
 def _metric(baseline: Baseline, criterion: str) -> str:
-    """Return the metric to compare a baseline by: `criterion` if it was measured, else the first of `PREFERRED`."""
+    """Return the metric by which a baseline is compared: `criterion` if measured, else the first of `PREFERRED`."""
     return criterion if criterion in baseline.metrics else next(n for n in PREFERRED if n in baseline.metrics)

@@ -11,7 +11,7 @@ from regard.evaluation.metric import Metric
 
 
 class Accuracy(Metric):
-    """Percentage of predictions that equal the label."""
+    """Percentage of predictions that are equal to the label."""
 
     name = title = "accuracy"
     needs = "labels"
@@ -39,7 +39,7 @@ class Matthews(Metric):
     digits = 3
 
     def statistics(self, outputs: Sequence[Any], references: Sequence[Any] = ()) -> Float[np.ndarray, "N K"]:
-        """Return a row per example: 1 if it is right, else 0; the number 1; one-hot predicted class, one-hot label."""
+        """Return one row per example: 1 if right, else 0; then 1; the one-hot predicted class; the one-hot label."""
         pairs = [(output, label) for output, (label,) in self.pairs(outputs, references)]
         classes = {name: number for number, name in enumerate(dict.fromkeys(name for pair in pairs for name in pair))}
         one_hot = np.eye(len(classes))

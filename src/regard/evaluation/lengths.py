@@ -10,7 +10,7 @@ from regard.errors import SpecError
 
 @dataclass(frozen=True, slots=True)
 class Bucket:
-    """Lines whose sources have from `least` to `most` tokens."""
+    """The indices of the lines whose sources have from `least` to `most` tokens."""
 
     least: int
     most: int
@@ -23,7 +23,7 @@ class Bucket:
 
 
 def buckets(lengths: Sequence[int], count: int = 4) -> list[Bucket]:
-    """Return at most `count` buckets of similar size; lines of equal length are in the same bucket."""
+    """Group lines into at most `count` buckets of similar size by source length. Equal lengths share a bucket."""
     if count < 1:
         raise SpecError("buckets", f"must be at least 1, not {count}")
     values, many = np.unique(np.asarray(lengths, dtype=np.int64), return_counts=True)

@@ -31,7 +31,7 @@ LOSS = Loss()
 
 
 class Perplexity(Loss):
-    """exp(nll / tokens): the number of equally likely tokens with the same uncertainty."""
+    """exp(nll / tokens), with the summed negative log-likelihood nll in nats."""
 
     name = title = "perplexity"
     digits = 2
@@ -45,7 +45,7 @@ class Perplexity(Loss):
 
 
 class BitsPerByte(Loss):
-    """nll / (bytes ln 2), which is comparable between models with different vocabularies."""
+    """nll / (bytes ln 2), with the summed negative log-likelihood nll in nats; comparable between vocabularies."""
 
     name = "bits_per_byte"
     title = "bits per byte"

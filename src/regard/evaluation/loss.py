@@ -17,7 +17,7 @@ from regard.models.base import Model
 
 @torch.no_grad()
 def likelihood(model: Model, table: Table, objective: Objective, batching: Batching) -> Likelihood:
-    """Return the likelihood of all labels in a table of examples."""
+    """Return the summed negative log-likelihood of all labels in a table of examples, and the number of labels."""
     device = next(model.parameters()).device
     total, tokens = 0.0, 0
     for item in BatchLoader(Examples([table], [1.0], objective), batching, seed=0).once():
@@ -30,11 +30,11 @@ def likelihood(model: Model, table: Table, objective: Objective, batching: Batch
 def stream_likelihood(
     model: Model, text: Column, objective: Objective, length: int, stride: int, rows: int
 ) -> Likelihood:
-    """Return the likelihood of a stream, read in windows of `length` tokens that begin `stride` tokens apart.
+    """Return the negative log-likelihood of one long text, read in windows of `length` tokens.
 
-    Each token is counted once, in the first window that contains it. With `stride` = `length`, windows do not overlap,
-    and the first token of each window is predicted from one token. With a shorter stride, every token after the first
-    window is predicted from at least `length` - `stride` + 1 tokens.
+    The windows begin `stride` tokens apart. Each token is counted once, in the first window that contains it. With
+    `stride` = `length`, windows do not overlap, and the first token of each window is predicted from one token. With a
+    shorter stride, every token after the first window is predicted from at least `length` - `stride` + 1 tokens.
     """
     device = next(model.parameters()).device
     total, tokens = 0.0, 0
@@ -46,13 +46,13 @@ def stream_likelihood(
 
 
 def _overlapping(text: Column, objective: Objective, length: int, stride: int, rows: int) -> Iterator[Batch]:
-    """Yield batches of `rows` windows; a label that an earlier window contains has the weight 0."""
+    """Yield batches of `rows` windows. Labels that an earlier window contains have weight 0."""
     labels = len(text.ids) - 1
     starts = np.arange(0, max(1, labels - length + stride), stride)
     for first in range(0, len(starts), rows):
         some = starts[first : first + rows]
         ends = np.minimum(some + length, labels)
-        windows = text.spans(some, ends + 1)  # a window has one token more than it reads
+        windows = text.spans(some, ends + 1)  # one more token than is read, for the last label
         batch = objective.item({"target": windows}, list(np.arange(len(some))[:, None])).batch
         place = some[:, None] + np.arange(batch.target.shape[1])
         before = np.where(some == 0, 0, some - stride + length)  # end of the previous window

@@ -1,4 +1,4 @@
-"""The metric slot: scores of outputs against references. `regard.evaluation.metrics` lists all metrics."""
+"""The base class of metrics, which score outputs against references. `regard.evaluation.metrics` lists all metrics."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
@@ -15,7 +15,7 @@ References = Sequence[str] | Sequence[Sequence[str]]
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """The score of a corpus; the signature records how it was computed, and is empty if the name alone defines it."""
+    """The score of a corpus. The signature contains the settings of the metric; without settings, it is empty."""
 
     value: float
     signature: str
@@ -24,7 +24,7 @@ class Score:
 
 @dataclass(frozen=True, slots=True)
 class Likelihood:
-    """The negative log-likelihood of a text, in nats; the ends of lines count as tokens if the model predicts them."""
+    """The negative log-likelihood of a text in nats. End tokens of lines are counted if the model predicts them."""
 
     nll: float
     tokens: int
@@ -37,21 +37,21 @@ class Likelihood:
 
 
 class Metric(ABC):
-    """The metric slot: the score of a corpus as a function of sums over its segments.
+    """Base class of metrics: the score of a corpus is a function of sums over segments.
 
     A segment is one line, one example or one text. `segment` returns K statistics for each segment, and the score is
     `value` of the summed statistics. A bootstrap resample is scored in the same way from the segments in the resample.
     """
 
-    name: ClassVar[str]  # in recipes, options and JSON
-    title: ClassVar[str]  # in sentences
-    heading: ClassVar[str]  # in tables and on the console; by default the title
+    name: ClassVar[str]  # for recipes, options and JSON
+    title: ClassVar[str]  # for sentences
+    heading: ClassVar[str]  # for tables and the console; by default the title
     higher_is_better: ClassVar[bool] = True
     # What a segment is: an output text with its references, a predicted label with the true one, or a Likelihood.
     needs: ClassVar[Literal["text", "labels", "likelihood"]] = "text"
     # True if the score is the percentage of segments that are right: the statistics of a segment are (1 or 0, 1).
     proportion: ClassVar[bool] = False
-    companions: ClassVar[tuple[str, ...]] = ()  # metrics that an ablation stores with this one: ROUGE has three
+    companions: ClassVar[tuple[str, ...]] = ()  # metrics that an ablation stores together (ROUGE has three)
     digits: ClassVar[int] = 1  # after the decimal point
     unit: ClassVar[str] = ""
 
@@ -65,7 +65,7 @@ class Metric(ABC):
         return self.title
 
     def segment(self, output: Any, references: Sequence[Any]) -> Sequence[float | int]:  # noqa: ARG002
-        """Return the statistics of one output; `references` has one reference from each reference list."""
+        """Return the K statistics of one output; `references` has one reference from each reference list."""
         raise SpecError("metric", f"{type(self).__name__} has no method segment(output, references); define it")
 
     @abstractmethod
@@ -73,7 +73,7 @@ class Metric(ABC):
         """Return the score for `total`, the sums of the statistics of all segments."""
 
     def statistics(self, outputs: Sequence[Any], references: Sequence[Any] = ()) -> Float[np.ndarray, "N K"]:
-        """Return the statistics of every segment, one row per segment."""
+        """Return an array with the statistics of all segments, one row per segment."""
         return np.array([self.segment(*pair) for pair in self.pairs(outputs, references)], dtype=np.float64)
 
     def score(self, outputs: Sequence[Any], references: Sequence[Any] = ()) -> Score:
@@ -82,7 +82,7 @@ class Metric(ABC):
         return Score(float(self.value(total)), self.signature(reference_lists(references)), self.full_title)
 
     def signature(self, references: int, **bootstrap: int) -> str:  # noqa: ARG002
-        """Return the settings of the metric and of a `bootstrap`. `references` is the number of reference lists."""
+        """Return the signature: the settings of the metric, the number of reference lists, and the `bootstrap`."""
         return ""
 
     def with_tokenizer(self, tokenize: str) -> "Metric":  # noqa: ARG002
@@ -90,7 +90,7 @@ class Metric(ABC):
         return self
 
     def pairs(self, outputs: Sequence[Any], references: Sequence[Any]) -> Iterator[tuple[Any, Sequence[Any]]]:
-        """Yield every output with its references; refuse lists of different lengths."""
+        """Yield every output with its references; raise DataError if the lists differ in length."""
         if self.needs == "text":
             yield from zip(outputs, zip(*reference_streams(outputs, references), strict=True), strict=True)
         elif self.needs == "labels":
@@ -110,7 +110,7 @@ def reference_lists(references: Sequence[Any]) -> int:
 
 
 def reference_streams(outputs: Sequence[str], references: References) -> list[list[str]]:
-    """Return the references as a list of reference lists; refuse a list that is not as long as `outputs`."""
+    """Return the references as a list of reference lists; raise DataError if one is not as long as `outputs`."""
     if isinstance(outputs, str) or isinstance(references, str):
         raise DataError("hypotheses and references are lists of lines, not one text; split it into lines")
     single = not references or isinstance(references[0], str)
@@ -121,7 +121,7 @@ def reference_streams(outputs: Sequence[str], references: References) -> list[li
 
 
 def check_lines(name: str, lines: Sequence[Any], other: str, others: Sequence[Any]) -> None:
-    """Refuse lists of different lengths, and empty lists."""
+    """Raise DataError if two lists of lines differ in length or are empty."""
     if len(lines) != len(others):
         raise DataError(f"{name}: {len(lines)} lines, but {other} has {len(others)}; they must be aligned line by line")
     if not len(lines):

@@ -1,4 +1,4 @@
-"""Metrics by name, from this package or from a user (`module:Class`), and functions for the common metrics."""
+"""All metrics by name, including user-defined ones (`module:Class`), and functions for the common metrics."""
 
 import inspect
 from collections.abc import Hashable, Sequence
@@ -32,7 +32,7 @@ METRICS: dict[str, type[Metric]] = {
 
 
 def metric_class(name: str, trust_code: bool = False, path: str = "metric") -> type[Metric]:
-    """Return a metric class by name: one of `METRICS`, or a user's class named `module:Class`."""
+    """Return a metric class by name: one of `METRICS`, or a user-defined class named `module:Class`."""
     if ":" not in name:
         if name not in METRICS:
             raise SpecError(path, f"unknown metric {name!r}; {nearest(name, METRICS)}")
@@ -51,7 +51,7 @@ def metric_class(name: str, trust_code: bool = False, path: str = "metric") -> t
 
 
 def metric(name: str, trust_code: bool = False, path: str = "metric", **settings: Any) -> Metric:
-    """Return the metric `name` with the given settings; refuse a setting that the metric does not have."""
+    """Return the metric `name` with the given settings; raise SpecError for an unknown setting."""
     kind = metric_class(name, trust_code, path)
     known = inspect.signature(kind).parameters
     for setting in settings:
@@ -62,7 +62,7 @@ def metric(name: str, trust_code: bool = False, path: str = "metric", **settings
 
 
 def metric_heading(name: str) -> str:
-    """Return the table heading of a metric, which for a user's metric is its name."""
+    """Return the table heading of a metric. For a user-defined metric, this is the name."""
     return METRICS[name].heading if name in METRICS else name
 
 
@@ -95,13 +95,13 @@ def rouge(
     tokenize: Literal["english", "unicode"] = "english",
     stem: bool = False,
 ) -> tuple[Score, Score, Score]:
-    """Return ROUGE-1, ROUGE-2 and ROUGE-L (Lin, 2004): the mean F-score, with the best reference, in percent."""
+    """Return (ROUGE-1, ROUGE-2, ROUGE-L) in percent (Lin, 2004): mean F-scores, with the best reference per line."""
     first, second, longest = (kind(tokenize, stem).score(hypotheses, references) for kind in (Rouge1, Rouge2, RougeL))
     return first, second, longest
 
 
 def accuracy(predictions: Sequence[Hashable], labels: Sequence[Hashable]) -> Score:
-    """Return the percentage of predictions that equal the label."""
+    """Return the percentage of predictions that are equal to the label."""
     return Accuracy().score(predictions, labels)
 
 
@@ -111,10 +111,10 @@ def matthews(predictions: Sequence[Hashable], labels: Sequence[Hashable]) -> Sco
 
 
 def perplexity(nll_sum: float, tokens: int) -> Score:
-    """Return exp(nll_sum / tokens), the number of equally likely tokens with the same uncertainty; nll_sum in nats."""
+    """Return the perplexity exp(nll_sum / tokens), with the summed negative log-likelihood `nll_sum` in nats."""
     return Perplexity().score([Likelihood(nll_sum, tokens)])
 
 
 def bits_per_byte(nll_sum: float, byte_count: int) -> Score:
-    """Return nll_sum / (byte_count ln 2), comparable between models with different vocabularies; nll_sum in nats."""
+    """Return nll_sum / (byte_count ln 2), with the summed negative log-likelihood `nll_sum` in nats."""
     return BitsPerByte().score([Likelihood(nll_sum, 1, byte_count)])

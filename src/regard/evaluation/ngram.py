@@ -1,4 +1,4 @@
-"""A Kneser-Ney n-gram language model over token ids, in numpy: a baseline that takes seconds."""
+"""Kneser-Ney n-gram language model over token ids, in numpy: a baseline that trains in seconds."""
 
 from dataclasses import dataclass
 
@@ -6,28 +6,28 @@ import numpy as np
 
 from regard.data.token_store import Column
 
-FALLBACK = (0.0, 0.5, 1.0, 1.5)  # discounts if a text is too small or too regular to estimate them from
+FALLBACK = (0.0, 0.5, 1.0, 1.5)  # discounts for a text that is too small or too regular to estimate them
 
 
 @dataclass(frozen=True)
 class _Order:
-    """The discounted counts of n-grams for one order n, and the totals of their contexts, the (n - 1)-grams."""
+    """Discounted counts of the n-grams of one order n, and total counts of their contexts (the first n - 1 tokens)."""
 
     keys: np.ndarray  # (n-grams,) sorted: number of the context x (vocabulary + 1) + last token
     discounted: np.ndarray  # (n-grams,) c(hw) - D(c(hw))
-    total: np.ndarray  # (contexts,) c(h .), summed over all tokens that follow
+    total: np.ndarray  # (contexts,) c(h .) = sum_w c(hw), over all next tokens w
     backoff: np.ndarray  # (contexts,) sum_w D(c(hw)) / c(h .): the weight of the lower order
 
 
 class KneserNey:
-    """An interpolated modified Kneser-Ney model (Kneser and Ney, 1995; Chen and Goodman, 1999) of rows of token ids.
+    """Interpolated modified Kneser-Ney language model (Kneser and Ney, 1995; Chen and Goodman, 1999) of token ids.
 
     p_n(w | h) = (c(hw) - D(c(hw))) / c(h .)  +  [sum_v D(c(hv)) / c(h .)]  p_{n-1}(w | h'),      p_0 = 1 / vocabulary,
 
-    where h' is h without its first token. If h does not occur, p_n = p_{n-1}. At the highest order, c counts
-    occurrences; at lower orders, c counts the distinct tokens that precede an n-gram. D has three values: for a count
-    of 1, of 2, and of 3 or more. As in the language models of this package, the first token of a row is read but not
-    predicted. The positions before it contain a padding symbol.
+    where w is a token, h the n - 1 tokens before it, h' is h without the first token, and c(h .) = sum_v c(hv). If h
+    does not occur, p_n = p_{n-1}. At the highest order, c counts occurrences. At lower orders, c counts the distinct
+    tokens that precede an n-gram. The discount D has three values: for a count of 1, of 2, and of 3 or more. As in the
+    language models of this package, the first token of a text is not predicted. Padding precedes the first token.
     """
 
     def __init__(self, rows: Column, vocabulary: int, order: int) -> None:
@@ -51,7 +51,7 @@ class KneserNey:
             places = ends[ends >= 0]  # lower orders count distinct n-grams, not occurrences
 
     def log_probs(self, rows: Column) -> np.ndarray:
-        """Return the natural log-probabilities of all tokens in order, except the first token of each row."""
+        """Return the natural log-probabilities of all tokens in order, except the first token of each text."""
         tokens, predicted = self._laid(rows)
         gram = np.zeros(len(tokens), np.int64)
         p = np.full(len(predicted), 1 / self.vocabulary)
@@ -67,7 +67,7 @@ class KneserNey:
         return np.log(p)
 
     def _laid(self, rows: Column) -> tuple[np.ndarray, np.ndarray]:
-        """Return all tokens, with padding before every row, and the positions of the predicted tokens."""
+        """Return (tokens, predicted): all tokens, with padding before every text, and indices of the predicted ones."""
         padded = rows.between((self.vocabulary,) * (self.order - 1), ())
         tokens = np.asarray(padded.ids).astype(np.int64)
         first = np.zeros(len(tokens), np.bool_)  # the padding and the first token of each row
@@ -76,9 +76,10 @@ class KneserNey:
         return tokens, np.flatnonzero(~first)
 
     def _keys(self, shorter: np.ndarray, tokens: np.ndarray) -> np.ndarray:
-        """Return a key of the n-gram that ends at each token, from the token and the number of its context.
+        """Return, for each token, an integer key of the n-gram that ends with the token.
 
-        The context is the (n - 1)-gram before the token. The key is -1 if the context is not in the training text.
+        `shorter` has the number of the (n - 1)-gram that ends with each token, or -1 if this (n - 1)-gram is not in the
+        training text. The key is -1 if the (n - 1)-gram before the token is not in the training text.
         """
         context = np.roll(shorter, 1)
         return np.where(context < 0, -1, context * (self.vocabulary + 1) + tokens)
@@ -91,7 +92,7 @@ def _order(keys: np.ndarray, counts: np.ndarray, contexts: np.ndarray, size: int
 
 
 def discounts(counts: np.ndarray) -> np.ndarray:
-    """Return the discounts for the counts 0, 1, 2 and at least 3.
+    """Return the discounts of n-grams that are counted 0, 1, 2, and at least 3 times.
 
     D_i = i - (i + 1) Y n_{i+1} / n_i with Y = n_1 / (n_1 + 2 n_2), where n_i is how many entries of `counts`
     equal i (Chen and Goodman, 1999).

@@ -23,11 +23,11 @@ ScoreOf = Callable[[Any], float]  # the score for the sums of K statistics
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """The scores of two outputs for the same lines, and the variation of the difference over resampled lines.
+    """The scores of two outputs for the same lines, and the result of a paired bootstrap test.
 
-    `difference` is `second` - `first`; `low` and `high` are the ends of its 95 % interval over the resamples. `p_value`
-    is Koehn's: (c + 1) / (resamples + 1), where c is the number of resamples in which the output that is better on the
-    whole set is not better. The test is one-sided, so the interval excludes 0 when `p_value` is below 0.025.
+    `difference` is `second` - `first`. `low` and `high` are the ends of the 95 % interval of the difference. `p_value`
+    is that of Koehn: (c + 1) / (resamples + 1), where c is the number of resamples in which the output that is better
+    on all lines is not better. The test is one-sided, so the interval excludes 0 when `p_value` is below 0.025.
     """
 
     metric: str
@@ -52,10 +52,10 @@ def paired_bootstrap(
     seed: int = SEED,
     **settings: Any,
 ) -> Comparison:
-    """Return a comparison of two outputs for the same lines by the paired bootstrap.
+    """Compare two outputs for the same lines by the paired bootstrap.
 
-    `metric` is a metric, or the name of a metric with the given `settings`. The score of every resample is exact: it is
-    computed from the sums of the metric's statistics.
+    `metric` is a metric, or the name of a metric with the given `settings`. The score of a resample is the exact corpus
+    score, computed from the summed statistics of the resampled lines.
     """
     metric = as_metric(metric, settings)
     statistics = metric.statistics(first, references), metric.statistics(second, references)
@@ -64,9 +64,9 @@ def paired_bootstrap(
 
 
 def verdict(comparison: Comparison, metric: Metric, first: str, second: str) -> str:
-    """Return a sentence on which of two systems, named `first` and `second`, is better.
+    """Return a sentence that states which of two systems, named `first` and `second`, is better.
 
-    A difference is beyond chance if its 95 % interval excludes 0.
+    A difference counts as beyond chance if its 95 % interval excludes 0.
     """
 
     def number(value: float) -> str:
@@ -83,7 +83,7 @@ def verdict(comparison: Comparison, metric: Metric, first: str, second: str) -> 
 
 
 def as_metric(metric: str | Metric, settings: Mapping[str, Any]) -> Metric:
-    """Return `metric` itself, or, if it is a name, the metric of that name with `settings`."""
+    """Return `metric` if it is a `Metric`. If it is a name, return the metric of that name with `settings`."""
     return by_name(metric, **settings) if isinstance(metric, str) else metric
 
 
@@ -106,11 +106,12 @@ def intervals(
     seed: int = SEED,
     **settings: Any,
 ) -> list[Interval]:
-    """Return, for each group of lines, the mean score of several outputs and its 95 % interval.
+    """Return, for each group of lines, the mean score of several outputs and the 95 % interval of the mean.
 
-    `outputs` are several outputs for the same lines, for example from models trained with different seeds. Every
-    resample draws lines, the same for all outputs, and outputs, both with replacement, so the interval includes both
-    kinds of variation. `metric` and `settings` are as in `paired_bootstrap`. The score of an empty group is nan.
+    `outputs` are outputs for the same lines, for example from models trained with different seeds. Every resample draws
+    lines and outputs with replacement, with the same lines for all outputs. The interval therefore includes the
+    variation between lines and between outputs. A group is a list of line indices; the score of an empty group is nan.
+    `metric` and `settings` are as in `paired_bootstrap`.
     """
     metric = as_metric(metric, settings)
     if not outputs:
@@ -142,10 +143,10 @@ def standard_error(
     seed: int = SEED,
     **settings: Any,
 ) -> float:
-    """Return the standard error of a score over samples of segments.
+    """Return the standard error of a corpus score.
 
-    The standard error of a proportion comes from the binomial distribution, that of other metrics from the bootstrap.
-    From a single segment it cannot be estimated, and is 100.
+    The standard error of a proportion comes from the binomial distribution. For other metrics it comes from the
+    bootstrap over lines. With a single line it cannot be estimated, and 100 is returned.
     """
     metric = as_metric(metric, settings)
     statistics = metric.statistics(outputs, references)
@@ -169,7 +170,7 @@ def proportion_error(right: int, lines: int) -> float:
 def compare_lines(
     first: Sequence[float | int], second: Sequence[float | int], name: str, resamples: int = RESAMPLES, seed: int = SEED
 ) -> Comparison:
-    """Return a comparison of two outputs from one score per line, for example right or wrong, or an F-score.
+    """Compare two outputs by the paired bootstrap, given one score per line, such as an F-score, or 1 if right, else 0.
 
     The corpus score is 100 times the mean of the scores. To compare two classifiers, pass for each of them
     `[p == y for p, y in zip(predictions, labels)]`, and the name "accuracy".
@@ -216,7 +217,7 @@ def _compare(
 
 
 def _draws(lines: int, resamples: int, seed: int) -> Iterator[Float[np.ndarray, "R N"]]:
-    """Yield chunks of resamples as the number of times each line was sampled in `lines` draws with replacement."""
+    """Yield resamples in chunks, one row per resample: how often each line occurs in `lines` draws with replacement."""
     rng = np.random.default_rng(seed)
     chunk = max(1, CHUNK // lines)
     for start in range(0, resamples, chunk):

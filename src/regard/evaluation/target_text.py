@@ -1,4 +1,4 @@
-"""The choice of the validation metric and of sacreBLEU's tokenizer, based on the target text."""
+"""Choose the validation metric and sacreBLEU's tokenizer from the target text."""
 
 import re
 import statistics
@@ -10,7 +10,7 @@ from regard.data.scripts import HAN, KANA, OTHERS
 from regard.evaluation.text_metrics import Bleu
 
 SAMPLE = 1000  # lines in the sample
-ORDER = 4  # the length of the longest n-grams that BLEU counts; a line with fewer tokens has none of them
+ORDER = 4  # the length of the longest n-grams that BLEU counts, and the least number of tokens in a typical line
 
 # The units into which sacreBLEU's tokenizers split a text; tokenizers not listed have units of their own.
 UNITS = {"13a": "word", "intl": "word", "none": "word", "zh": "character", "char": "character"}
@@ -26,7 +26,7 @@ class Choice:
 
 
 def choose(targets: Sequence[str], tokenize: str = "auto") -> Choice:
-    """Return the choice of metric and tokenizer: BLEU if most targets have at least four tokens, else chrF.
+    """Choose the metric and the tokenizer: BLEU if most targets have at least four tokens, else chrF.
 
     With `tokenize="auto"`, the tokenizer depends on the script of the targets.
     """
@@ -43,7 +43,7 @@ def choose(targets: Sequence[str], tokenize: str = "auto") -> Choice:
 
 
 def bleu_tokenizer(targets: Sequence[str]) -> str:
-    """Return sacreBLEU's tokenizer: `zh` for Chinese, `char` for other scripts without spaces, and otherwise `13a`."""
+    """Return the sacreBLEU tokenizer: `zh` for Chinese, `char` for other scripts without spaces, otherwise `13a`."""
     text = "".join(_sample(targets))
     letters = sum(character.isalpha() for character in text)
     han, kana, others = (len(re.findall(f"[{script}]", text)) for script in (HAN, KANA, OTHERS))

@@ -24,7 +24,7 @@ class SacreBLEU(Metric):
 
     @cached_property
     def scorer(self) -> Any:
-        """The sacreBLEU metric object, made on first use because the import of sacreBLEU takes 0.2 s."""
+        """The sacreBLEU metric object, created on first use because the import of sacreBLEU takes 0.2 s."""
         return self.make_scorer()
 
     def statistics(self, outputs: Sequence[str], references: References = ()) -> Float[np.ndarray, "N K"]:
@@ -136,10 +136,10 @@ class ExactMatch(Metric):
 
 @dataclass(frozen=True)
 class Rouge(Metric):
-    """ROUGE (Lin, 2004): the mean over all lines of the F-score with the best reference, in percent.
+    """ROUGE (Lin, 2004) in percent: the F-score of each line with its best reference, averaged over the lines.
 
-    The tokenizer `english` is rouge-score's own, used for published numbers: words consist of a to z and 0 to 9, and
-    every other character separates words. The tokenizer `unicode` accepts the letters of every script.
+    The tokenizer `english` is that of the package rouge-score, used for published numbers: words consist of a to z and
+    0 to 9, and every other character separates words. The tokenizer `unicode` accepts the letters of every script.
     """
 
     kind: ClassVar[str]  # the name in rouge-score
@@ -211,7 +211,7 @@ class _UnicodeWords:
 
 
 def _check_english(streams: list[list[str]]) -> None:
-    """Refuse a reference in which the English tokenizer finds no words: every hypothesis would score 0."""
+    """Raise DataError for a reference without English words, because every hypothesis would score 0."""
     for stream in streams:
         for number, line in enumerate(stream, start=1):
             if re.search(r"\w", line) and not re.search(r"[a-z0-9]", line.lower()):

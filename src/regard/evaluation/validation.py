@@ -28,7 +28,7 @@ Values = dict[str, float]
 
 @dataclass(frozen=True)
 class HeldOut:
-    """Held-out examples, as tokens and as text, and what is needed to evaluate a model on them."""
+    """Held-out examples, as tokens and as text, with the tokenizers and limits for evaluating a model on them."""
 
     objective: Objective
     table: Table
@@ -41,14 +41,14 @@ class HeldOut:
 
 
 def measured(objective: Objective, tokenize: str, *more: Metric) -> list[Metric]:
-    """Return the metrics that validation measures in addition to the loss: the task's usual metrics, and `more`."""
+    """Return the metrics that validation measures in addition to the loss: the default ones of the task, and `more`."""
     usual = [METRICS[name]().with_tokenizer(tokenize) for name in objective.metrics]
     names = {each.name for each in usual} | {"loss"}
     return usual + [each for each in more if each.name not in names]
 
 
 def metric_for(objective: Objective, name: str | None, decode: int, trust_code: bool = False) -> Metric:
-    """Return the metric `name`, by default the task's first usual one; refuse one that the task has no inputs for."""
+    """Return the metric `name`, or the default metric of the task. Raise SpecError if it does not fit the task."""
     provided = [need for need in objective.provides if decode or need != "text"]
     if name is None:
         name = next(each for each in objective.metrics if METRICS[each].needs in provided)
@@ -60,7 +60,7 @@ def metric_for(objective: Objective, name: str | None, decode: int, trust_code: 
 
 
 def criterion_of(train: TrainSpec, objective: Objective, trust_code: bool = False) -> Metric:
-    """Return the metric that ranks checkpoints; refuse a metric that validation does not measure."""
+    """Return the metric that ranks checkpoints; raise SpecError if validation does not measure this metric."""
     name = objective.criterion if train.criterion == "auto" else train.criterion
     criterion = metric(name, trust_code, "train.criterion")
     if name != "loss" and criterion.needs not in objective.provides:
@@ -81,10 +81,9 @@ def validate(
 ) -> Values:
     """Return the loss and the values of `metrics`, keyed by name.
 
-    Metrics of text are measured on the first `decode` examples, which `search` decodes. The values also contain the
-    standard error of `criterion`, if it can be measured, and two percentages of decoded outputs: `repeating`, which
-    contain a loop, and `unfinished`, which reach the length limit without an end token. The decoded texts are appended
-    to `outputs`, unless it is None.
+    Metrics of text are measured on the first `decode` examples, which `search` decodes. The result also contains the
+    standard error of `criterion`, if it can be measured, the percentage of decoded outputs with a loop (`repeating`),
+    and the percentage cut at the length limit (`unfinished`). If `outputs` is a list, the decoded texts are appended.
     """
     objective = held_out.objective
     of_labels = likelihood(model, held_out.table, objective, held_out.batching)

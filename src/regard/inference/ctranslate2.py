@@ -1,7 +1,7 @@
-"""The `ctranslate2` engine, which runs exported weights in CTranslate2.
+"""The `ctranslate2` engine, which runs exported models in CTranslate2.
 
 The engine returns what `Beam(stopping="ctranslate2")` returns for the same weights, but without the log-probabilities
-of tokens, and refuses every search that CTranslate2 cannot perform exactly. Each worker has one thread
+of tokens. A search that CTranslate2 cannot perform exactly raises an error. Each worker has one thread
 (`intra_threads=1`): in our measurements, a worker with two threads was 2.5 to 5 times slower.
 """
 
@@ -34,12 +34,12 @@ def library() -> Any:
 
 
 def workers() -> int:
-    """Return the number of processors that this process may use."""
+    """Return the number of CPU cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def adapted(search: Search, warn: Callable[[str], None]) -> Search:
-    """Return the search with the stopping rule of this engine; warn if the search has another rule."""
+    """Return the search with the stopping rule of CTranslate2; warn if the search had another rule."""
     if not isinstance(search, Beam) or search.stopping == NAME:
         return search
     warn(f"the engine {NAME!r} uses its own stopping rule (stopping={NAME}), not {search.stopping!r}")
@@ -50,7 +50,7 @@ def adapted(search: Search, warn: Callable[[str], None]) -> Search:
 
 
 class CTranslate2(Engine):
-    """An exported folder, loaded into CTranslate2."""
+    """Engine for a translation model that was exported to a folder and is loaded into CTranslate2."""
 
     name = NAME
 
@@ -65,8 +65,8 @@ class CTranslate2(Engine):
     ) -> None:
         """Load the export in `folder`, with weights of the type `stored`.
 
-        `words` are the words of the source and of the target vocabulary, ordered by id. `room` is the maximum length
-        of a source or an output.
+        `words` are the token strings of the source and of the target vocabulary, ordered by id. `room` is the maximum
+        length of a source or an output in tokens.
         """
         self.ends, self.room = ends, room
         self.source, self.target = words
@@ -82,13 +82,13 @@ class CTranslate2(Engine):
         if not isinstance(search, Beam):
             raise _refused("search", f"{search.kind!r} would use a random number generator that cannot be seeded")
         if search.stopping != NAME:
-            raise _refused("stopping", f"it has its own stopping rule, {NAME!r}, not {search.stopping!r}")
+            raise _refused("stopping", f"CTranslate2 has its own stopping rule, {NAME!r}, not {search.stopping!r}")
         if limits.min_len:
-            raise _refused("min_len", "it changes probabilities to keep an output from ending")
+            raise _refused("min_len", "CTranslate2 would change probabilities to keep an output from ending")
         if limits.max_len is not None and limits.max_len > self.room:
             raise _refused("max_len", f"the model was exported with room for {self.room} tokens, not {limits.max_len}")
         for name in rules.used():
-            raise _refused(name, "its constraints change the probabilities of the output")
+            raise _refused(name, "the constraints of CTranslate2 change the probabilities of the output")
 
     def find(
         self,
@@ -108,9 +108,8 @@ class CTranslate2(Engine):
         results: dict[int, list[Hypothesis]] = {}
         for limit, places in self._together(most, search):
             results |= self._search([(place, sources[place]) for place in places], search, batch_size, limit)
-        # All sources of one call share a limit. If an output reached the smaller limit of its own source, the search is
-        # repeated with the smaller limit.
-        # If all beams of a source ended, its search ended at the length of the longest hypothesis.
+        # All sources of one call to the library share a length limit. The search is repeated for a source with a
+        # smaller limit if its search reached that limit. If all beams ended, it reached the length of the longest one.
         longest = {place: max((len(each.ids) for each in best), default=0) for place, best in results.items()}
         again = [place for place in results if most[place] < max(most) and longest[place] + 1 >= most[place]]
         for limit in sorted({most[place] for place in again}):
@@ -119,7 +118,7 @@ class CTranslate2(Engine):
         return [results[place][: search.n_best] for place in range(len(sources))]
 
     def _together(self, most: Sequence[int], search: Beam) -> list[tuple[int, list[int]]]:
-        """Return groups of sources that are searched together, as pairs (limit, indices of the sources)."""
+        """Group the sources that are searched together. Return pairs (length limit, indices of the sources)."""
         if not most:
             return []
         if _waits_for_all(search):
@@ -129,15 +128,15 @@ class CTranslate2(Engine):
     def _search(
         self, sources: Sequence[tuple[int, Sequence[int]]], search: Beam, batch_size: int, limit: int
     ) -> dict[int, list[Hypothesis]]:
-        """Return the hypotheses of every source, keyed by source index; all sources have the same limit.
+        """Return the hypotheses of every source, keyed by source index. All sources have the same length limit.
 
-        If the search waits for all beams, the result contains the hypotheses of all beams.
+        If the search waits until all beams have ended, the result contains the hypotheses of all beams.
         """
         texts = [[self.source[token] for token in source] for _, source in sources]
         results = self._translate(texts, search, batch_size, limit)
         hypotheses = [self._hypotheses(result, search) for result in results]
-        # Suppressing tokens changes the log-probabilities. So bos and padding are suppressed only for sources with a
-        # beam that contains bos or padding, which is rare even for a half-trained model.
+        # Suppressing tokens changes the log-probabilities. So bos and padding are suppressed only for sources for which
+        # a beam contains them, which is rare even for a half-trained model.
         special = [i for i, each in enumerate(hypotheses) if any({*h.ids} & {*self.ends.never} for h in each)]
         if special:
             never = [[self.target[token]] for token in self.ends.never]
@@ -182,7 +181,7 @@ class CTranslate2(Engine):
 
 
 def _waits_for_all(search: Beam) -> bool:
-    """Return whether the search continues until all beams have ended; returning them all then costs no extra time."""
+    """Return whether CTranslate2 searches until all beams have ended. Returning all beams then costs no extra time."""
     return search.beam_size == 1 or search.scoring.alpha != 0.0
 
 

@@ -1,7 +1,8 @@
-"""The conversion of models to CTranslate2: CTranslate2's model specs, filled with our weights.
+"""Convert models to CTranslate2: fill CTranslate2's model specs with the weights of a model.
 
-A shared block is written once for every call, factorised embedding tables are multiplied out, and sinusoidal positions
-are written as a table. A part that CTranslate2's specs cannot express is refused, and the error contains its path.
+A block that several layers share is written once per layer, factorised embedding tables are multiplied out, and
+sinusoidal positions are written as a table. A model part that CTranslate2's specs cannot express raises SpecError with
+the path of the part.
 
 In this file, "the library" is CTranslate2.
 """
@@ -42,7 +43,7 @@ from regard.nn.vocab.softmax import Softmax
 from regard.nn.vocab.tables import Embeddings, Factorised
 from regard.tree import Spec
 
-EPS = {LayerNorm: 1e-5, RMSNorm: 1e-6}  # the library's values if its config has none
+EPS = {LayerNorm: 1e-5, RMSNorm: 1e-6}  # the library's default values
 ACTIVATIONS = {
     "relu": "RELU",
     "gelu": "GELU",
@@ -55,7 +56,7 @@ ACTIVATIONS = {
 
 @dataclass(frozen=True, slots=True)
 class Vocabulary:
-    """The words of the source or target vocabulary, ordered by id, and the ids of its special tokens."""
+    """The token strings of the source or target vocabulary, ordered by id, and the ids of special tokens."""
 
     words: Sequence[str]
     bos: int
@@ -64,20 +65,20 @@ class Vocabulary:
 
 
 def refusal(path: str, what: str) -> SpecError:
-    """Return the error for a part that the library's specs cannot express."""
+    """Return the error for a model part that the library's specs cannot express."""
     return SpecError(path, f"CTranslate2 cannot express {what}; use the native engine")
 
 
 def require(path: str, part: Spec | None, *types: type) -> None:
-    """Refuse a part of any type other than these."""
+    """Raise SpecError if the model part at `path` has none of the given types."""
     if part is not None and not isinstance(part, types):
         raise refusal(path, repr(part.kind))
 
 
 def written(model: Model, source: Vocabulary, target: Vocabulary, positions: int) -> Any:
-    """Return the library's spec of a model, validated and filled with weights.
+    """Return the library's spec of a model, filled with weights and validated.
 
-    A table of computed positions has `positions` rows.
+    Computed position vectors are written as a table with `positions` rows.
     """
     if isinstance(model, EncoderDecoderModel):
         theirs = _Writer(model.spec, positions).encoder_decoder(model)
@@ -105,7 +106,7 @@ class Facts:
     values: dict[str, tuple[str, Any]] = field(default_factory=dict)
 
     def same(self, name: str, value: Any, path: str) -> Any:
-        """Return `value`; refuse it if an earlier layer has a different value."""
+        """Return `value`; raise SpecError if an earlier layer has a different value."""
         first, before = self.values.setdefault(name, (path, value))
         if before != value:
             raise refusal(path, f"{_named(value)} beside {_named(before)} ({first}) in one stack")
@@ -120,7 +121,7 @@ def _named(value: Any) -> str:
 
 
 class _Writer:
-    """A converter for one model."""
+    """Converts one model."""
 
     def __init__(self, spec: Any, positions: int) -> None:
         from ctranslate2.specs import transformer_spec  # noqa: PLC0415  # an extra
@@ -161,7 +162,7 @@ class _Writer:
     # The layers before and after the stacks.
 
     def begin(self, stack: Any, embeddings: Any, use: Side, tables: Tables, inputs: Inputs) -> None:
-        """Convert the embeddings of a stack, and their scale, positions and norm."""
+        """Convert the token embeddings of a stack, with the scale, the position vectors and the norm."""
         tokens: Tokens = self.spec.input
         D, module = self.spec.d_model, inputs.get(use)
         words = matrix(tables.get(use))
@@ -175,7 +176,7 @@ class _Writer:
             stack.position_encodings.encodings = np.pad(place, ((0, 0), (D - place.shape[1], 0)))
 
     def places(self, module: nn.Module, tokens: Tokens) -> np.ndarray:
-        """Return the table of position vectors, all zeros if the model adds no positions to its input."""
+        """Return the table of position vectors, which are 0 if the model adds no positions to the embeddings."""
         if tokens.position is None:
             return np.zeros((self.positions, self.spec.d_model), np.float32)
         width = tokens.position_width or self.spec.d_model
@@ -220,7 +221,7 @@ class _Writer:
         return theirs
 
     def check_block(self, block: Block, path: str, facts: Facts, side: str, cross: bool) -> None:
-        """Record the settings that all layers must share; refuse a layer that the library cannot express."""
+        """Record the settings that all layers must share; raise SpecError for a layer that cannot be converted."""
         expected = (SelfAttention, CrossAttention, FeedForward) if cross else (SelfAttention, FeedForward)
         for i, branch in enumerate(block.branches):
             if i >= len(expected) or type(branch) is not expected[i]:
@@ -326,7 +327,7 @@ class _Writer:
                 self.norm(getattr(holder, last), rule_norm, joined.get_submodule(norm), self.spec.d_model, where)
 
     def attention(self, to: Any, branch: Any, built: nn.Module, stack: nn.Module, path: str) -> None:
-        """Convert the projections of an attention branch, its norms of queries and keys, and its positions."""
+        """Convert an attention branch: the projections, the norms of queries and keys, and the position scheme."""
         heads, groups, d_head = self.sizes(branch)
         to.num_heads_kv, to.head_dim = np.int32(groups), np.int32(d_head)
         to.queries_scale = np.float32(factor(branch.scale, d_head))
@@ -377,10 +378,10 @@ class _Writer:
             to.bias = numbers(built.get_parameter("bias"))
 
     def norm(self, to: Any, norm: Norm, built: nn.Module, width: int, path: str) -> None:
-        """Convert a layer norm or an RMS norm; refuse a layer norm with eps outside the root."""
+        """Convert a layer norm or an RMS norm; raise SpecError if eps is outside the square root."""
         assert isinstance(norm, LayerNorm | RMSNorm)
         if isinstance(norm, LayerNorm) and norm.root == "outside":
-            raise refusal(f"{path}.root", "a layer norm with eps outside of the root")
+            raise refusal(f"{path}.root", "a layer norm with eps outside the square root")
         self.eps.setdefault((type(norm), norm.eps), path)
         given: Mapping[str, Any] = dict(built.named_parameters(recurse=False))
         to.gamma = _spread(given.get("weight"), 1.0, width)
@@ -388,7 +389,7 @@ class _Writer:
             to.beta = _spread(given.get("bias"), 0.0, width)
 
     def epsilon(self) -> float | None:
-        """Return the eps of all norms, or None if every norm has the library's default for its kind."""
+        """Return the eps of all norms, or None if every norm has the library's default for its type."""
         values = {eps for _, eps in self.eps}
         if all(EPS[kind] == eps for kind, eps in self.eps):
             return None
@@ -398,8 +399,8 @@ class _Writer:
         return values.pop()
 
 
-# Names of the norms of each residual rule in the library's layers. The first norm comes before the branch (in PostNorm,
-# after the sum), the second after the branch.
+# The library's names for the norms of each residual rule. The first norm comes before the branch (in PostNorm, after
+# the sum), the second after the branch.
 NORMS: dict[type[Residual], dict[type[BranchSpec], tuple[str, ...]]] = {
     PreNorm: {
         SelfAttention: ("self_attention.layer_norm",),
@@ -416,18 +417,18 @@ NORMS[PostNorm] = NORMS[PreNorm]
 
 
 def matrix(table: Any) -> np.ndarray:
-    """Return an embedding table as one matrix, with a factorised table multiplied out."""
+    """Return an embedding table as one matrix. The factors of a factorised table are multiplied."""
     weight = table.weight.detach().double()
     projection = getattr(table, "projection", None)
     return numbers(weight if projection is None else weight @ projection.detach().double().T)
 
 
 def numbers(weight: torch.Tensor) -> np.ndarray:
-    """Return a float32 copy of a weight; the library needs a copy because it quantises in place."""
+    """Return a float32 copy of a weight. The copy is needed because the library quantises in place."""
     return np.array(weight.detach().to("cpu", torch.float32).numpy(), order="C")
 
 
 def _spread(weight: torch.Tensor | None, usual: float, width: int) -> np.ndarray:
-    """Return a gain or bias with `width` channels; without a weight, every channel is `usual`."""
+    """Return a gain or bias with `width` channels. Without a weight, every channel has the value `usual`."""
     filled = np.full(width, usual, np.float32) if weight is None else numbers(weight)
     return np.broadcast_to(filled, (width,)).copy()

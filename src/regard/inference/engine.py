@@ -1,4 +1,4 @@
-"""The engine slot: engines search for the best hypotheses of encoded sources; `regard.inference.text` converts text."""
+"""The base class of inference engines. Engines work on token ids; `regard.inference.text` encodes and decodes text."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -12,17 +12,17 @@ Sources = Sequence[Sequence[int]]
 
 
 class Engine(ABC):
-    """An abstract engine, which searches for the best hypotheses of sources.
+    """Abstract base class of engines, which decode sources with a model.
 
-    Any two engines that accept a search return equal hypotheses. An engine refuses every option that it cannot
-    implement exactly, and the error names the option.
+    Any two engines that accept a search return equal hypotheses. An engine raises an error for every option that the
+    engine cannot implement exactly, and the error names the option.
     """
 
     name: ClassVar[str]
 
     @abstractmethod
     def check(self, search: Search, limits: Limits, rules: TokenConstraints) -> None:
-        """Refuse every option that the engine cannot implement exactly, before any input is read."""
+        """Raise an error for an option that the engine cannot implement exactly. Called before any input is read."""
 
     @abstractmethod
     def find(
@@ -36,5 +36,5 @@ class Engine(ABC):
     ) -> list[list[Hypothesis]]:
         """Return the hypotheses of every source, best first.
 
-        `rows` are the numbers of the sources, which seed random sampling.
+        `rows` are the indices of the sources in the whole input, which determine the random numbers of sampling.
         """

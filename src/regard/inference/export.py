@@ -1,12 +1,12 @@
-"""Exports: a trained model written for another engine, and checked against the original model.
+"""Export a trained model to another engine, and compare the export with the original model.
 
 An export is a folder that contains these files:
 
     model.bin config.json *vocabulary.json    CTranslate2's own files
     tokenizer*.json                           for the tokenizers library, so that the folder is self-contained
-    regard.json                               origin of the export, digests of all files, result of the check
+    regard.json                               origin of the export, digests of all files, result of the comparison
 
-The folder is written under a temporary name, checked, and then renamed. An export that exists is therefore complete and
+The folder is written under a temporary name, checked, and then renamed. An existing export is therefore complete and
 correct.
 """
 
@@ -43,13 +43,13 @@ from regard.training.checkpoint import SaveError, file_digest, read_json, weight
 
 FORMAT = 1
 RECORD = "regard.json"
-TEXTS = 32  # the number of texts on which both engines are compared
+TEXTS = 32  # the number of texts on which the engines are compared
 BEAMS = 5
 LIMITS = Limits()
-# The greatest accepted `Check.largest`: ten to a hundred times the rounding error. An int8 export is only measured.
+# Maximum of `Check.largest`: ten to a hundred times the rounding error. An int8 export has no maximum.
 TOLERANCE = {"float32": 1e-3, "float16": 0.1}
-TIE = 1e-4  # two outputs whose scores differ by less than this may come in either order
-ROOM = 2048  # least number of rows of a computed position table; more if longer texts are allowed
+TIE = 1e-4  # two outputs whose scores differ by less than this count as equally good
+ROOM = 2048  # minimum number of rows of a computed position table; more if longer texts are allowed
 ENDLESS = 2**30
 ATTEMPTS = 5  # to rename a folder while other processes may use the name
 
@@ -61,7 +61,7 @@ class Trained:
     model: Model
     source: Tokenizer
     target: Tokenizer
-    max_len: int  # the greatest number of tokens of a source
+    max_len: int  # the maximum number of tokens of a source
     step: int
     texts: Sequence[tuple[str, ...]] = ()  # texts for the comparison, each (source, target) or a single text
 
@@ -77,12 +77,12 @@ class Trained:
 
     @property
     def positions(self) -> int:
-        """The default maximum length of a source or an output."""
+        """The number of rows of a computed position table, if the model needs one."""
         return max(ROOM, 2 * (self.max_len + 1) + 20)
 
     @property
     def room(self) -> int:
-        """The maximum length of a source or an output of the exported model."""
+        """The maximum length of a source or an output of the exported model, in tokens."""
         spec: Any = self.model.spec
         if isinstance(spec.input.position, Learned):
             return spec.input.position.max_len
@@ -90,7 +90,7 @@ class Trained:
         return self.positions if spec.decoder.position is None else ENDLESS
 
     def vocabularies(self) -> tuple[Vocabulary, Vocabulary]:
-        """Return the vocabularies of source and target, with a token string for each row of the embedding tables."""
+        """Return (source, target): the vocabularies, with one token string for each row of the embedding tables."""
         spec: Any = self.model.spec
         sizes = (spec.vocab, getattr(spec, "target_vocab", None) or spec.vocab)
         return tuple(
@@ -99,7 +99,7 @@ class Trained:
         )  # type: ignore[reportReturnType]
 
     def identity(self, stored: str) -> dict[str, Any]:
-        """Return a description of the origin of an export; if any value differs, the export is stale."""
+        """Return what an export depends on, such as a digest of the weights. An export with other values is stale."""
         record = json.dumps(to_record(self.model.spec), sort_keys=True)
         return {
             "format": FORMAT,
@@ -114,7 +114,7 @@ class Trained:
 
 @dataclass(frozen=True)
 class Check:
-    """A comparison of both engines on the same inputs."""
+    """The result of comparing the native engine and the export on the same inputs."""
 
     inputs: str  # a description of the inputs
     texts: int
@@ -124,28 +124,28 @@ class Check:
     largest: float  # the largest difference of log-probabilities; it is relative for log-probabilities below -1
 
     def passed(self, stored: str) -> bool:
-        """Return whether the engines differ only by the rounding of the weights to the type `stored`."""
+        """Return whether rounding the weights to the type `stored` can explain the differences."""
         same = self.agreed + self.ties == self.texts or stored != "float32"
         return same and self.largest <= TOLERANCE.get(stored, float("inf"))
 
 
 @dataclass(frozen=True, slots=True)
 class Anything(SpecialTokens):
-    """Special tokens for the comparison, in which every id may be generated.
+    """Special tokens for the comparison of engines, in which every id may be generated.
 
-    If a token were forbidden, CTranslate2 would renormalise the probabilities. In normal use this makes no difference,
-    because trained models give special tokens very low probabilities (see `CTranslate2`).
+    If an id were excluded, CTranslate2 would renormalise the probabilities. In normal use, allowing every id makes no
+    difference, because trained models give bos and padding very low probabilities (see `CTranslate2`).
     """
 
     @property
     def never(self) -> tuple[int, ...]:
-        """No tokens: every id may be generated."""
+        """The ids that are never generated: none."""
         return ()
 
 
 @dataclass(frozen=True)
 class Exported:
-    """A finished export."""
+    """A finished export: the folder, and the content of `regard.json`."""
 
     path: Path
     record: dict[str, Any]
@@ -165,8 +165,8 @@ def export(
     """Write a model for CTranslate2 into the folder `out`, and return the finished export.
 
     An existing folder is replaced only in two cases: if `own` is true, which means that regard manages the folder, or
-    if `force` is true and the folder contains an export. If the exported model fails its check, an error is raised and
-    nothing is written.
+    if `force` is true and the folder contains an export. If the exported model differs too much from the original, an
+    error is raised and nothing is written.
     """
     stored = named(quantize)
     version = library().__version__
@@ -217,7 +217,7 @@ def _making(out: Path) -> Iterator[Path]:
 
 
 def _rename(making: Path, out: Path) -> None:
-    """Rename the finished folder to `out`; a process that opened the files of the old folder can still read them."""
+    """Rename the finished folder to `out`. A process that opened files of an old `out` can still read those files."""
     old = out.with_name(f".{out.name}-old-{os.getpid()}")
     for attempt in count(1):
         shutil.rmtree(old, ignore_errors=True)
@@ -241,7 +241,7 @@ def _write_tokenizers(trained: Trained, folder: Path) -> None:
 
 
 def fresh(folder: Path, trained: Trained, stored: str) -> dict[str, Any] | None:
-    """Return the JSON record of a complete and current export of this model, or None if there is none."""
+    """Return the content of `regard.json`, or None if the export in `folder` is missing, incomplete or stale."""
     try:
         record = read_json(folder / RECORD)
         whole = all(file_digest(folder / name) == digest for name, digest in record["files"].items())
@@ -258,7 +258,10 @@ def engine(
     threads: int | None = None,
     report: Callable[[str], None] = lambda _: None,
 ) -> CTranslate2:
-    """Return the CTranslate2 engine for a translator; export it first if `folder` is missing, stale or damaged."""
+    """Return the CTranslate2 engine for a translation model.
+
+    The model is exported first if the export in `folder` is missing, stale or damaged.
+    """
     stored = named(quantize)
     library()
     if not trained.translates:
@@ -277,7 +280,7 @@ def _opened(trained: Trained, folder: Path, stored: str, threads: int | None) ->
 
 
 def sentence(check: Check) -> str:
-    """Return the result of a check in words."""
+    """Return the result of a comparison as a sentence."""
     ties = f" ({check.ties} more are ties)" if check.ties else ""
     return (
         f"checked on {check.texts} texts ({check.inputs}): {check.agreed} of {check.texts} outputs the same{ties}; "
@@ -286,7 +289,7 @@ def sentence(check: Check) -> str:
 
 
 def compare(trained: Trained, folder: Path, stored: str) -> Check:
-    """Return the result of comparing a model with its export on the same inputs."""
+    """Compare a model with the export in `folder` on the same inputs."""
     model = trained.model
     assert isinstance(model, LanguageModel)
     pairs, inputs = _pairs(trained)
@@ -311,7 +314,7 @@ def compare(trained: Trained, folder: Path, stored: str) -> Check:
     return Check(inputs, len(native), agreed, ties, len(differences), max(differences))
 
 
-# The outputs of the native engine and of the export, then the log-probabilities of given tokens in both.
+# The outputs of the native engine and of the export, then the log-probabilities of the same tokens in both.
 Results = tuple[list[list[Hypothesis]], list[list[Hypothesis]], list[list[float]], list[Any]]
 Pairs = list[tuple[list[int], list[int]]]
 
@@ -338,7 +341,7 @@ def _run_translators(trained: Trained, model: LanguageModel, folder: Path, store
 
 
 def _run_language_models(trained: Trained, model: LanguageModel, folder: Path, stored: str, pairs: Pairs) -> Results:
-    """Return greedy continuations of the first half of each text, and the log-probabilities of all texts."""
+    """Return the `Results` for greedy continuations of the first half of each text, and for scoring all texts."""
     ends, device = Anything(**asdict(trained.ends)), next(model.parameters()).device
     rows = [[ends.bos, *target] for _, target in pairs if target]
     words = trained.vocabularies()[1].words
@@ -374,7 +377,7 @@ def _run_language_models(trained: Trained, model: LanguageModel, folder: Path, s
 
 
 def _pairs(trained: Trained) -> tuple[Pairs, str]:
-    """Return pairs (source, target) of ids from the validation text, or random ids, and a description of them."""
+    """Return (pairs, description). A pair is (source ids, target ids), from the validation text or else random."""
     pairs = []
     longest = min(trained.max_len, trained.room - 2)
     for record in trained.texts:

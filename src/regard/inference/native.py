@@ -1,4 +1,4 @@
-"""The native engine: any search, with the models of this package, in PyTorch."""
+"""The native engine, which decodes with the models of this package in PyTorch."""
 
 from collections.abc import Sequence, Sized
 
@@ -15,7 +15,7 @@ from regard.models.base import Generator
 
 
 class Native(Engine):
-    """The native engine for one model or an ensemble. It refuses nothing, because a search checks its own options."""
+    """The native engine for one model or an ensemble. It accepts every search."""
 
     name = "native"
 
@@ -23,7 +23,7 @@ class Native(Engine):
         self.models, self.ends, self.device = models, ends, device
 
     def check(self, search: Search, limits: Limits, rules: TokenConstraints) -> None:
-        """Do nothing: this engine accepts every search."""
+        """Do nothing, because every search checks its own options."""
 
     def find(
         self,
@@ -50,5 +50,5 @@ class Native(Engine):
 
 
 def by_length(rows: Sequence[Sized], batch_size: int) -> list[list[int]]:
-    """Return batches of row indices, longest rows first, so that a batch that is too large for memory fails at once."""
+    """Return batches of row indices, the longest rows first, so that running out of memory happens at the start."""
     return list(chunks(sorted(range(len(rows)), key=lambda i: (-len(rows[i]), i)), batch_size))

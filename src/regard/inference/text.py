@@ -1,4 +1,4 @@
-"""Translations, continuations, predicted classes and scores of texts, batched by length, in the order of the input."""
+"""Translate, continue, classify and score texts, in batches of similar length. Results keep the order of the input."""
 
 from collections import abc
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -26,7 +26,7 @@ from regard.inference.engine import Engine
 from regard.inference.native import Native, by_length
 from regard.models.base import Classifier, Generator, LanguageModel
 
-AHEAD = 32  # the number of batches that are read ahead, to sort their texts by length
+AHEAD = 32  # the number of batches whose texts are read at once and sorted by length
 NEW = 200  # default number of tokens of a continuation
 Warn = Callable[[str], None]
 Growing = abc.Generator[str, None, tuple[list[int], bool]]
@@ -40,12 +40,12 @@ class Output:
     score: float  # the length-normalised log-probability, by which outputs are ranked
     log_prob: float
     tokens: tuple[str, ...]
-    ended: bool  # whether the output ended with eos, and was not cut at the length limit
+    ended: bool  # True: the output ended with eos; False: it was cut at the length limit
     ids: tuple[int, ...] = ()  # the ids of the tokens
-    read: tuple[int, ...] = ()  # ids of the source with eos, or of the prompt; (): nothing was decoded
+    read: tuple[int, ...] = ()  # ids of the source with eos, or of the prompt; (): the model was not used
 
 
-# EMPTY is the translation of an empty line. MISSING fills the list where a search returns fewer than n_best outputs.
+# EMPTY is the translation of an empty line. MISSING pads the list if a search returns fewer than n_best outputs.
 EMPTY = Output("", 0.0, 0.0, (), True)
 MISSING = Output("", float("-inf"), float("-inf"), (), False)
 
@@ -54,7 +54,7 @@ MISSING = Output("", float("-inf"), float("-inf"), (), False)
 class Constraints:
     """Constraints on every output, as text: a prefix, required words, banned words, and n-grams that must not repeat.
 
-    A string in place of a sequence of words is one word.
+    If a string is passed instead of a sequence of words, it is one word.
     """
 
     prefix: str = ""
@@ -68,7 +68,7 @@ class Constraints:
             object.__setattr__(self, name, (words,) if isinstance(words, str) else tuple(words))
 
     def parts(self) -> tuple[Constraint, ...]:
-        """Return the constraints as separate parts."""
+        """Return the constraints as a tuple of `Constraint` specs."""
         words = RequiredWords(tuple(self.required)), BannedWords(tuple(self.banned))
         return (*words, ForcedPrefix(self.prefix), NoRepeatedNgram(self.no_repeat))
 
@@ -84,12 +84,12 @@ class Texts:
     models: Sequence[Generator]
     source: Tokenizer
     target: Tokenizer
-    max_len: int  # the greatest number of tokens of an input; the rest is cut off, with a warning
+    max_len: int  # the maximum number of tokens of an input; the rest is cut off, with a warning
     device: torch.device
     warn: Warn = field(default=lambda _: None)
     engine: Engine | None = None  # computes translations; None: the native engine
     begin: tuple[int, ...] = ()  # tokens read before every prompt; (): an empty prompt becomes a line feed
-    length_limit: LengthLimit | None = None  # for translations, from the training text; None: as in `Limits`
+    length_limit: LengthLimit | None = None  # for translations, fitted to the training text; None: as in `Limits`
 
     def translate(
         self,
@@ -100,9 +100,9 @@ class Texts:
         wishes: Constraints = Constraints(),
         first: int = 0,
     ) -> Iterator[list[Output]]:
-        """Yield the n_best translations of every text, in order; those of an empty text are empty.
+        """Yield the n_best translations of every text, in order. The translation of an empty text is empty.
 
-        If `texts` are part of a longer sequence, `first` is the index of the first of them.
+        `first` is the index of the first text in the whole input, for warnings and random numbers.
         """
         refuse_string(texts)
         (search, rules), limits = self._bound(search, wishes), self._derived(limits)
@@ -126,7 +126,7 @@ class Texts:
     def translate_stream(
         self, text: str, search: Search, limits: Limits = Limits(), wishes: Constraints = Constraints(), number: int = 0
     ) -> Iterator[str]:
-        """Yield the pieces of a translation as they are generated; `number` is the index of `text` among all texts."""
+        """Yield the pieces of a translation as they are generated. `number` is the index of `text` in the input."""
         if not text.strip():
             return
         (source,) = self.sources([text], number)
@@ -146,10 +146,10 @@ class Texts:
         wishes: Constraints = Constraints(),
         first: int = 0,
     ) -> Iterator[list[Output]]:
-        """Yield the n_best continuations of every prompt, in order; each output begins with its prompt.
+        """Yield the n_best continuations of every prompt, in order. The text of an output begins with the prompt.
 
         If `limits.max_len` is None, a continuation has at most 200 tokens, or fewer if the model has fewer positions
-        left. If `prompts` are part of a longer sequence, `first` is the index of the first of them.
+        left. `first` is the index of the first prompt in the whole input, for warnings and random numbers.
         """
         refuse_string(prompts)
         search, rules = self._bound(search, wishes)
@@ -178,7 +178,7 @@ class Texts:
         wishes: Constraints = Constraints(),
         number: int = 0,
     ) -> Iterator[str]:
-        """Yield a prompt, then the pieces of its continuation; `number` is the index of `prompt` among all prompts."""
+        """Yield a prompt, then the pieces of a continuation. `number` is the index of `prompt` in the whole input."""
         text = self._prompt(prompt)
         (read,) = self.prompts([text], number, limits)
         ids, seg = pad([read])
@@ -190,7 +190,7 @@ class Texts:
         self._warn_about_output(number + 1, search, ids, read)
 
     def _growing(self, steps: Iterator[list[Piece]]) -> Growing:
-        """Yield each new piece of a text as it is generated; return its ids, and whether it ended with eos."""
+        """Yield each new piece of an output as it is generated. Return (all ids, whether the output ended with eos)."""
         ids: list[int] = []
         yielded, ended = "", False
         for pieces in steps:
@@ -205,13 +205,13 @@ class Texts:
         return ids, ended
 
     def _bound(self, search: Search, constraints: Constraints) -> tuple[Search, TokenConstraints]:
-        """Return `search` without its own constraints, and all constraints together, expressed in token ids."""
+        """Return (search, constraints): the search without constraints, and all constraints combined, in token ids."""
         own: tuple[Constraint, ...] = getattr(search, "constraints", ())
         rules = bind_all((*constraints.parts(), *own), self.target)
         return (replace(search, constraints=()) if own else search), rules  # type: ignore[call-arg]
 
     def _derived(self, limits: Limits) -> Limits:
-        """Return `limits` with the length limit from the training text, unless `limits.derived` is given."""
+        """Return `limits` with the length limit fitted to the training text, unless `limits.derived` is set."""
         return limits if limits.derived is not None else replace(limits, derived=self.length_limit)
 
     def _warn_about_output(
@@ -223,7 +223,7 @@ class Texts:
         ended: bool = True,
         limits: Limits = Limits(),
     ) -> None:
-        """Warn if an output is cut at a derived limit, or if it repeats itself and its input does not."""
+        """Warn if an output is cut at a derived length limit, or if it contains a loop and the input does not."""
         loop = None if isinstance(search, Sample) else find_loop(ids)
         if loop is not None and find_loop(read) is None:
             self.warn(
@@ -243,11 +243,11 @@ class Texts:
 
     @cached_property
     def positions(self) -> Positions:
-        """The number of positions that the models have, and how inputs use them."""
+        """The number of positions that the models have, and whether the source takes up positions."""
         return positions(self.models)
 
     def sources(self, texts: Sequence[str], first: int = 0) -> list[list[int]]:
-        """Return the ids of the sources, each with eos; a source that is too long is cut at the end, with a warning."""
+        """Return the ids of the sources, each with eos. A source that is too long is cut at the end, with a warning."""
         encoded = self.source.encode_batch(list(texts))
         warn_about(
             self.warn,
@@ -257,7 +257,7 @@ class Texts:
         return [[*ids[: self.max_len], self.source.eos] for ids in encoded]
 
     def prompts(self, texts: Sequence[str], first: int = 0, limits: Limits = Limits()) -> list[list[int]]:
-        """Return the ids of the prompts; a prompt that is too long is cut at the beginning, with a warning.
+        """Return the ids of the prompts. A prompt that is too long is cut at the beginning, with a warning.
 
         A prompt is too long if it has more tokens than the model was trained for, or if it leaves too few positions for
         `limits.max_len` new tokens. Half of the positions are always reserved for the prompt.
@@ -282,7 +282,7 @@ class Texts:
         return [[*self.begin, *ids[-keep:]] for ids in encoded]
 
     def _prompt(self, text: str) -> str:
-        """Return the prompt to read and print: a line feed if `text` is empty and the model has no start token."""
+        """Return `text`, or a line feed if `text` is empty and the model has no start token."""
         return text if text or self.begin else "\n"
 
     def _bounds(self, limits: Limits, read: Sequence[int]) -> Limits:
@@ -293,13 +293,13 @@ class Texts:
         return Limits(limits.min_len, max(NEW if left is None else min(NEW, left), limits.min_len, 1))
 
     def _read_first(self, source: Sequence[int]) -> int:
-        """Return the number of positions used before a translation begins: bos, and the source if it shares them."""
+        """Return the number of positions that bos and, in some models, the source take up before a translation."""
         return 1 + (len(source) if self.positions.source_first else 0)
 
     def _check_room(self, limits: Limits, read: Mapping[int, int]) -> None:
-        """Refuse limits that exceed the number of positions; warn if a line leaves fewer than `max_len` positions.
+        """Raise an error for limits that exceed the number of positions; warn if fewer than `max_len` are left.
 
-        `read` maps the number of each line to the number of tokens before its output.
+        `read` maps the line number of each input to the number of tokens that are read before the output.
         """
         count = self.positions.count
         if count is None:
@@ -329,7 +329,7 @@ class Texts:
 
 
 def warn_about(warn: Warn, lines: Mapping[int, str], why: str) -> None:
-    """Warn about several lines for one reason; `lines` maps line numbers to the subject of each warning."""
+    """Emit the warning `line N: <subject> <why>` for every line; `lines` maps line numbers to subjects."""
     for line, what in lines.items():
         warn(f"line {line}: {what} {why}")
 
@@ -340,7 +340,7 @@ def outputs_of(search: Search) -> int:
 
 
 def refuse_string(texts: object) -> None:
-    """Refuse a string in place of a sequence of texts, because each character would be read as a text."""
+    """Raise DataError if `texts` is a string, because each character would be read as a text."""
     if isinstance(texts, str):
         raise DataError("texts: needs a list of texts, not one string")
 
@@ -357,12 +357,12 @@ class TextScore:
 
     log_prob: float  # the sum of token_log_probs
     token_log_probs: tuple[float, ...]  # includes the end token, if there is one
-    tokens: int  # number of scored tokens
+    tokens: int  # the number of scored tokens
 
 
 @dataclass(frozen=True, slots=True)
 class ScoringInput:
-    """Tokens to score: the sequence is `given` followed by `scored`, after a source if there is one."""
+    """A sequence to score: the tokens `scored`, with the tokens `given` and the source (if any) as context."""
 
     given: tuple[int, ...]
     scored: tuple[int, ...]
@@ -378,9 +378,9 @@ def score(
     batch_size: int = 32,
     first: int = 0,
 ) -> list[TextScore]:
-    """Return the log-probabilities of the scored tokens of every input; a first token without context is not scored.
+    """Return the log-probabilities of the tokens to score in every input. A first token without context is not scored.
 
-    If `rows` are part of a longer sequence of inputs, `first` is the index of the first of them.
+    `first` is the index of the first of `rows` in the whole input, for error messages.
     """
     results = {i: TextScore(0.0, (), 0) for i, row in enumerate(rows)}
     scored = [i for i, row in enumerate(rows) if row.scored and len(row.given) + len(row.scored) > 1]
@@ -429,7 +429,7 @@ def classify(  # noqa: PLR0913, PLR0917  # a classifier of a run, and the option
 ) -> list[Prediction]:
     """Return the predicted class of every text, including empty texts.
 
-    If `texts` are part of a longer sequence, `first` is the index of the first of them.
+    `first` is the index of the first text in the whole input, for warnings.
     """
     refuse_string(texts)
     whole = Table({objective.columns[0]: objective.inputs(texts, tokenizers)})

@@ -13,17 +13,16 @@ from regard.models.base import Model
 from regard.nn.stacks.base import Stack
 from regard.nn.trace import Trace
 
-# The attributes that hold the layers in the encoder or decoder of a convolutional or recurrent model.
+# The attributes that contain the layers of the encoder or decoder of a convolutional or recurrent model.
 LAYER_LISTS = ("blocks", "layers", "cells")
 
 
 def attention(model: Model, batch: Batch) -> dict[str, list[Float[Tensor, "B H T S"]]]:
     """Return the attention weights of every layer, keyed by `encoder.self`, `decoder.self` and `decoder.cross`.
 
-    Row t of a matrix is the distribution of query t over S keys. In `decoder.cross` the keys are the tokens of the
-    source; otherwise they are the tokens of the sequence itself. A decoder-only translator has one sequence: the
-    source, then the target. The weights of padded queries are meaningless. The result for a model without attention is
-    empty.
+    Row t of a matrix (T, S) is the distribution of query t over S keys. In `decoder.cross` the keys are the tokens of
+    the source; otherwise they are the tokens of the sequence itself. A decoder-only translator has one sequence: the
+    source, then the target. The weights of padded queries are meaningless. Without attention, the result is {}.
     """
     trace = Trace()
     with evaluation(model):
@@ -34,7 +33,7 @@ def attention(model: Model, batch: Batch) -> dict[str, list[Float[Tensor, "B H T
 def hidden_states(model: Model, batch: Batch) -> dict[str, list[Float[Tensor, "B T D"]]]:
     """Return the hidden states, keyed by `encoder` and `decoder`: the input of the first layer, then all layer outputs.
 
-    In a Transformer with a final norm, the last entry is the output of that norm. Layers may differ in width (in
+    In a Transformer with a final norm, the last entry is the output of the final norm. Layers may differ in width (in
     convolutional and recurrent models) and in length (in a funnel Transformer).
     """
     states: dict[str, list[Tensor]] = {}
@@ -56,18 +55,18 @@ def hidden_states(model: Model, batch: Batch) -> dict[str, list[Float[Tensor, "B
 
 
 def _record_stack(stack: Stack, side: str, states: dict[str, list[Tensor]]) -> Iterator[Any]:
-    """Make a stack of blocks return the hidden states between its layers, and record them; yield the hooks."""
+    """Record the hidden states between the blocks of a stack, as `states[side]`; yield the hooks to remove later."""
     yield stack.register_forward_pre_hook(lambda _, args, kwargs: (args, kwargs | {"keep": True}), with_kwargs=True)
     yield stack.register_forward_hook(lambda _, __, out: states.update({side: list(out.layers)}))
 
 
 def _record_layers(layers: nn.ModuleList, side: str, states: dict[str, list[Tensor]]) -> Iterator[Any]:
-    """Record the input of the first layer and the output of every layer; yield the hooks."""
+    """Record the input of the first layer and all layer outputs, as `states[side]`; yield the hooks to remove later."""
     recorded: list[list[Tensor]] = [[] for _ in range(len(layers) + 1)]
 
     def record(layer: int, x: Any) -> None:
-        recorded[layer].append(x[0] if isinstance(x, tuple) else x)  # a recurrent layer returns outputs and last state
-        states[side] = [torch.cat(steps, 1) for steps in recorded if steps]  # the steps of a recurrent layer
+        recorded[layer].append(x[0] if isinstance(x, tuple) else x)  # recurrent layers return (outputs, last state)
+        states[side] = [torch.cat(steps, 1) for steps in recorded if steps]  # recurrent decoders run step by step
 
     yield layers[0].register_forward_pre_hook(lambda _, args: record(0, args))
     for i, layer in enumerate(layers, start=1):
@@ -76,7 +75,7 @@ def _record_layers(layers: nn.ModuleList, side: str, states: dict[str, list[Tens
 
 @contextmanager
 def evaluation(model: nn.Module) -> Iterator[None]:
-    """Disable dropout and gradients in a `with` block, and restore the mode of every module afterwards."""
+    """Context manager that disables dropout and gradients, and restores the mode of every module at the end."""
     modes = [(module, module.training) for module in model.modules()]
     model.eval()
     try:

@@ -50,7 +50,7 @@ def terminal(weights: Weights, rows: Sequence[str], columns: Sequence[str], widt
 
 
 def _flow(entries: Sequence[str], width: int) -> Iterator[str]:
-    """Yield lines of at most `width` cells that contain all entries."""
+    """Arrange the entries, separated by spaces, in lines of at most `width` terminal cells, and yield the lines."""
     line = ""
     for entry in (_fit(entry, width) for entry in entries):
         if line and cell_len(line) + 3 + cell_len(entry) > width:
@@ -61,7 +61,7 @@ def _flow(entries: Sequence[str], width: int) -> Iterator[str]:
 
 
 def _panel(sides: list[str], heads: list[str], shades: list[list[str]], wide: Sequence[int], gap: int) -> Iterator[str]:
-    """Yield a line of column labels, then a line for each row of shades, at most 3 characters per shade."""
+    """Yield a line of column labels, then one line per row of the map, in which a shade has at most 3 characters."""
     side, space = max(map(cell_len, sides)), " " * gap
     yield " " * side + "".join(space + set_cell_size(head, cells) for head, cells in zip(heads, wide, strict=True))
     for label, row in zip(sides, shades, strict=True):
@@ -70,7 +70,7 @@ def _panel(sides: list[str], heads: list[str], shades: list[list[str]], wide: Se
 
 
 def _numbered(sides: list[str], heads: list[str], shades: list[list[str]], width: int) -> Iterator[str]:
-    """Yield panels with numbered columns, then the legend."""
+    """Yield the lines of panels with numbered columns, then those of the legend."""
     cells = max(2, len(str(len(heads))))
     fitting = max(1, (width - max(map(cell_len, sides))) // (cells + 1))
     for start in range(0, len(heads), fitting):
@@ -92,7 +92,7 @@ def png(
     except ImportError:
         raise SpecError("", "a PNG needs the package matplotlib: pip install 'regard[demo]'") from None
     matrix, low, high = _matrix(weights, rows, columns)
-    # The sizes of a cell in inches, so that no image is larger than about 40 inches.
+    # The width and height of a cell in inches. No image is larger than about 40 inches.
     across, down = (min(0.3, 40 / len(labels)) for labels in (columns, rows))
     figure = Figure(figsize=(2 + across * len(columns), 1 + down * len(rows)), dpi=150)
     FigureCanvasAgg(figure)
@@ -129,9 +129,9 @@ def png(
 
 
 def _fonts(text: str) -> tuple[list[str], Callable[[str], bool]]:
-    """Return installed font families for the characters of a text, and a predicate for the characters they cover.
+    """Return (families, covered): font families for a text, and a function that is True for characters in these fonts.
 
-    The caller writes uncovered characters as escape codes, because matplotlib would warn and draw a box for each.
+    The caller writes all other characters as escape codes, because matplotlib would warn and draw a box for each.
     """
     from matplotlib import font_manager, get_data_path  # noqa: PLC0415  # an extra
 
@@ -156,7 +156,10 @@ def _fonts(text: str) -> tuple[list[str], Callable[[str], bool]]:
 
 
 def readable(label: str, known: Callable[[str], bool] = str.isprintable) -> str:
-    """Return a label with unprintable and unknown characters escaped; a leading combining mark gets a dotted circle."""
+    """Return a label with escape codes for unprintable or unknown characters, ready to draw.
+
+    A combining mark at the beginning is written on a dotted circle.
+    """
     text = "".join(
         each if each.isprintable() and known(each) else each.encode("unicode_escape").decode("ascii") for each in label
     )
@@ -173,7 +176,7 @@ def _fit(text: str, cells: int) -> str:
 def _matrix(
     weights: Tensor | np.ndarray, rows: Sequence[str], columns: Sequence[str]
 ) -> tuple[Float[np.ndarray, "T S"], float, float]:
-    """Return the checked weights in float64, and both ends of the scale: min(0, lowest) and max(0, highest)."""
+    """Return (matrix, low, high): the checked weights, min(0, lowest weight) and max(0, highest weight)."""
     tensor = torch.as_tensor(weights).detach().to("cpu", torch.float64)
     if tensor.dim() != 2 or not tensor.numel():
         raise DataError(f"weights: needs queries by keys (T, S), not {tuple(tensor.shape)}; choose one head of one row")
