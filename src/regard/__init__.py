@@ -1,4 +1,4 @@
-"""regard: the Transformer that people train themselves. Train it, change it, prove the change, see inside it, ship it.
+"""regard: train, modify, compare, inspect and export Transformer models.
 
 Names are imported on first use, so that `import regard` and the command line start without torch.
 """

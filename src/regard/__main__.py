@@ -1,4 +1,4 @@
-"""`python -m regard`."""
+"""Run the command line: `python -m regard`."""
 
 from regard.cli import main
 

@@ -1,6 +1,6 @@
-"""Former names of kinds and fields, so that old recipes and runs keep working.
+"""Former names of spec kinds, fields and values, with which old recipes and runs can still be read.
 
-`regard.tree` replaces a former name by its current name when it reads a record or edits a path.
+`regard.tree` replaces a former name by its current name when it reads a spec from JSON or edits a field of a spec.
 """
 
 from collections.abc import Mapping
@@ -10,6 +10,7 @@ KINDS = {
     "joined": "decoder_only_translator",
     "from_source": "encoder_state",
     "from_nothing": "constant_state",
+    "undrawn": "uninitialized",
 }
 
 _OPTIMIZER = {"rate": "learning_rate", "decay": "weight_decay"}
@@ -33,26 +34,41 @@ FIELDS: Mapping[str, Mapping[str, str]] = {
     "recurrent_encoder": {"reading": "direction"},
 }
 
+# kind of a spec -> field -> former value -> current value
+VALUES: Mapping[str, Mapping[str, Mapping[str, str]]] = {"recurrent_decoder": {"input_feeding": {"found": "context"}}}
+
 _FORMER_KINDS = {new: old for old, new in KINDS.items()}
 
 
 def current_kind(kind: str) -> str:
-    """Return the current name of a kind."""
+    """Return the current name of a kind of spec; `kind` may be a former name."""
     return KINDS.get(kind, kind)
 
 
 def current_field(kind: str, name: str) -> str:
-    """Return the current name of a field, given the kind of the part that has the field."""
+    """Return the current name of a field, given the kind of the spec; `name` may be a former name."""
     return FIELDS.get(kind, {}).get(name, name)
 
 
+def current_value(kind: str, field: str, value: Any) -> Any:
+    """Return the current form of the value of a field, given the kind of the spec; `value` may be a former one."""
+    known = VALUES.get(kind, {}).get(field, {})
+    return known.get(value, value) if isinstance(value, str) else value
+
+
 def former(record: Any) -> Any:
-    """Return a copy of a record with the former names of all kinds and fields, so that its hash does not change."""
+    """Return a copy of a JSON value with all former names of kinds, fields and values, so that its hash stays the same."""
     if isinstance(record, list):
         return [former(item) for item in record]
     if not isinstance(record, Mapping):
         return record
     kind = record.get("kind")
-    old = {new: name for name, new in FIELDS.get(kind, {}).items()} if isinstance(kind, str) else {}
-    renamed = {old.get(key, key): former(value) for key, value in record.items()}
-    return renamed | {"kind": _FORMER_KINDS.get(kind, kind)} if isinstance(kind, str) else renamed
+    if not isinstance(kind, str):
+        return {key: former(value) for key, value in record.items()}
+    old_fields = {new: old for old, new in FIELDS.get(kind, {}).items()}
+    old_values = {field: {new: old for old, new in each.items()} for field, each in VALUES.get(kind, {}).items()}
+    renamed = {}
+    for field, value in record.items():
+        values = old_values.get(field, {})
+        renamed[old_fields.get(field, field)] = values.get(value, value) if isinstance(value, str) else former(value)
+    return renamed | {"kind": _FORMER_KINDS.get(kind, kind)}

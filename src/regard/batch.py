@@ -1,4 +1,4 @@
-"""Batch: rows of token ids or vectors, and the segments of each row."""
+"""`Batch`, the input of a model: rows of token ids or vectors, and the segment numbers of the tokens."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
@@ -15,9 +15,10 @@ from regard.errors import DataError
 class Batch:
     """The input of a model: `target` is the sequence to read or continue, and `labels` are the tokens to predict.
 
-    `source` and `target` hold token ids, or vectors if the input layer reads vectors. Segment 0 is padding, which is
-    always at the end of a row. An unpacked row has one segment, numbered 1. A packed row has segments 1, 2, ... in
-    order, and segment n of a source row belongs to segment n of the target row.
+    `source` and `target` hold token ids, or vectors if the input layer reads vectors. Each token has a segment number.
+    Segment 0 is padding, which is always at the end of a row. An unpacked row holds one sequence, segment 1. A packed
+    row holds several sequences, segments 1, 2, ... in order, and segment n of a source row belongs to segment n of the
+    target row.
     """
 
     target: Int[Tensor, "B T"] | Float[Tensor, "B T C"]
@@ -35,7 +36,7 @@ class Batch:
     longest: int | None = None  # maximum number of tokens per segment
 
     def __post_init__(self) -> None:
-        """Raise DataError for mismatched shapes, and for padding that is not at the end of a row."""
+        """Raise DataError for invalid or mismatched shapes, segments, positions or padding."""
         self._check_shapes()
         if self.packed:
             needed = ("target_seg", "target_pos", "source_seg", "source_pos")
@@ -85,11 +86,11 @@ class Batch:
             raise DataError(f"{name}: positions must lie in 0 .. {limit - 1}; set longest= if they may be larger")
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> "Batch":
-        """Return the batch on a device."""
+        """Return the batch with all tensors moved to a device."""
         return self._each(lambda tensor: tensor.to(device, non_blocking=non_blocking))
 
     def copy_to(self, device: torch.device | str) -> "Batch":
-        """Return a copy of the batch on a device, for `fill` to overwrite."""
+        """Return a copy of the batch on a device. `fill` can overwrite the copy."""
         return self._each(lambda tensor: tensor.to(device, copy=True))
 
     def pinned(self) -> "Batch":
@@ -97,7 +98,7 @@ class Batch:
         return self._each(Tensor.pin_memory)
 
     def alike(self, other: "Batch") -> bool:
-        """Return whether both batches have the same fields, shapes and dtypes, as `fill` requires."""
+        """Return whether the tensors of both batches have the same shapes and dtypes and all other fields are equal."""
 
         def form(value: Any) -> Any:
             return (value.shape, value.dtype) if isinstance(value, Tensor) else value
@@ -118,7 +119,7 @@ class Batch:
 
 
 def readable(seg: Tensor) -> bool:
-    """Return whether values of the tensor can be read without waiting for a device or breaking a compiled graph."""
+    """Return whether the values of a tensor can be read without waiting for a device or breaking a compiled graph."""
     return seg.device.type == "cpu" and not torch.compiler.is_compiling()
 
 
@@ -135,14 +136,17 @@ def check_padding(name: str, seg: Int[Tensor, "B T"]) -> None:
 
 
 def pad(rows: Sequence[Sequence[int]], width: int | None = None) -> tuple[Int[Tensor, "B T"], Int[Tensor, "B T"]]:
-    """Return the token ids of the rows, padded on the right with 0, and the segment of each token."""
+    """Return (ids, segments): the rows padded with 0 on the right, and segment numbers (1 for tokens, else 0)."""
     return pack([[row] for row in rows], width)[:2]
 
 
 def pack(
     rows: Sequence[Sequence[Sequence[int]]], width: int | None = None
 ) -> tuple[Int[Tensor, "B T"], Int[Tensor, "B T"], Int[Tensor, "B T"]]:
-    """Return token ids, segments and positions within the segment; each row is a list of sequences to concatenate."""
+    """Return (ids, segments, positions) of packed rows. Each row is given as a list of sequences to concatenate.
+
+    Segments number the sequences of a row from 1. Positions count the tokens of each sequence from 0. Padding is 0.
+    """
     width = width or max(sum(len(sequence) for sequence in row) for row in rows)
     ids, seg, pos = (torch.zeros(len(rows), width, dtype=torch.int64) for _ in range(3))
     for i, row in enumerate(rows):

@@ -1,6 +1,6 @@
-"""The only registry of specs: it lists the specs that fit each slot. A record refers to a spec by its kind.
+"""The registry of specs: it lists, for each base class, the specs that JSON and recipes can name by their kind.
 
-To add a spec, add it to its slot in `SLOTS`. Python code can also use specs that are not listed.
+To add a spec, add it to `SLOTS` under its base class (its slot). Python code can also use specs that are not listed.
 """
 
 from collections.abc import Mapping
@@ -148,7 +148,7 @@ def from_record(record: Mapping[str, Any], /, *, trust_code: bool = False) -> An
 @overload
 def from_record(expected: type[S], record: Mapping[str, Any], /, *, trust_code: bool = False) -> S: ...
 def from_record(*args: Any, trust_code: bool = False) -> Any:
-    """Convert a record to a spec: `from_record(record)`, or `from_record(Slot, record)` to require a slot.
+    """Convert a JSON object to a spec: `from_record(record)`, or `from_record(Norm, record)` to require a `Norm` spec.
 
     Raises SpecError for an unknown key or kind and for a wrong type; the message has the path and the nearest name.
     Without `trust_code`, a kind `"module:Class"` raises SpecError too, because it would import code.
@@ -158,10 +158,10 @@ def from_record(*args: Any, trust_code: bool = False) -> Any:
 
 
 def to_record(spec: Spec) -> dict[str, Any]:
-    """Convert a spec to JSON-compatible values; a spec that is not in the catalogue has the kind `module:Class`."""
+    """Convert a spec to a JSON object. A spec that is not in the catalogue has the kind `module:Class`."""
     return tree.to_record(spec, PARTS)
 
 
 def edited(spec: S, changes: Mapping[str, Any], trust_code: bool = False) -> S:
-    """Return a copy of `spec` with `changes` (path -> value) applied; a value may be a record or the name of a kind."""
+    """Return a copy of `spec` with `changes` (path -> value). A spec may be given as a JSON object or as its kind."""
     return tree.edit(spec, changes, PARTS, trust_code)

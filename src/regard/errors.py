@@ -11,7 +11,7 @@ class RegardError(Exception):
 
 
 class SpecError(RegardError, ValueError):
-    """Invalid spec or record; `path` is the path of the invalid field, such as `decoder.depth`."""
+    """Raised for an invalid model, recipe or option; `path` locates the invalid field, for example `decoder.depth`."""
 
     def __init__(self, path: str, message: str) -> None:
         super().__init__(f"{path}: {message}" if path else message)
@@ -19,20 +19,20 @@ class SpecError(RegardError, ValueError):
         self.message = message
 
     def inside(self, prefix: str) -> "SpecError":
-        """Return the same error with `prefix` before its path, to raise it for the containing spec."""
+        """Return a copy of the error in which `path` begins with `prefix`, to be raised for the enclosing spec."""
         return SpecError(join(prefix, self.path), self.message)
 
 
 class DataError(RegardError, ValueError):
-    """Invalid data; the message contains the location of the data."""
+    """Raised for invalid data, files or run folders. The message contains the location of the problem."""
 
 
 class KernelError(RegardError, RuntimeError):
-    """A request for a computation that a kernel cannot do exactly."""
+    """Raised if the requested kernel cannot do a computation exactly."""
 
 
 class OutOfMemoryError(RegardError, MemoryError):
-    """Not enough memory on the CPU or GPU; the message suggests what to reduce."""
+    """Raised if CPU or GPU memory runs out. The message suggests what to reduce."""
 
 
 # Parts of the messages of torch's RuntimeErrors when memory runs out: on the CPU, in cuBLAS and on Apple's GPUs.
@@ -48,7 +48,7 @@ def lacks_memory(error: BaseException) -> bool:
 
 
 class CountedWarnings:
-    """A filter for warnings: of those that differ only in numbers, it shows the first and counts the others.
+    """A filter for warnings. Of several warnings that differ only in numbers, it shows the first and counts the others.
 
     `with CountedWarnings(print) as warn: run.translate(texts, warn=warn)` prints the first warning of each kind and, at
     the end, the number of further warnings of that kind.

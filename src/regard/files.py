@@ -1,4 +1,4 @@
-"""Atomic files and folders, locks against concurrent writers, and protection against writing through links."""
+"""Atomic writing of files and folders, locks against concurrent writers, and protection from writing through links."""
 
 import os
 import re
@@ -59,7 +59,7 @@ def append_text(path: Path, text: str) -> None:
 
 @contextmanager
 def new_folder(path: Path) -> Iterator[Path]:
-    """Yield a temporary folder that replaces `path` when the block ends without an error."""
+    """Yield a temporary folder that replaces `path` when the `with` block ends without an error."""
     making = temporary(path)
     making.mkdir(parents=True)
     try:
@@ -100,7 +100,7 @@ def sync(path: Path) -> None:
 
 
 def clear(folder: Path, keep: Container[str]) -> None:
-    """Remove everything in a folder except the names in `keep`."""
+    """Remove all files and folders in a folder except those named in `keep`."""
     for path in list(folder.iterdir()):
         if path.name not in keep:
             remove(path)
@@ -113,12 +113,13 @@ def locked(
     writes: Callable[[str], bool] = lambda _: True,
     wait: Callable[[], None] | None = None,
 ) -> Iterator[None]:
-    """Lock a folder against other processes; create it if it is missing and remove it afterwards if it is empty.
+    """Lock a folder against other processes during a `with` block.
 
-    If another process has the lock, raise DataError, or call `wait` and block until it is released. `check` may raise
-    to refuse the locked folder before anything in it changes. `writes` returns whether a name in the folder may be
-    written. Such a file or folder must not be a link or contain a link; otherwise DataError is raised. The lock ends
-    with the process that has it. Temporary files of killed processes are removed.
+    A missing folder is created, and removed afterwards if it is empty. If another process has the lock, DataError is
+    raised; if `wait` is given, it is called instead, and the lock is awaited. `check` is called before anything in the
+    locked folder changes, and may raise an error. `writes(name)` returns whether the file or folder `name` may be
+    written in the block; DataError is raised if that file or folder is a link or contains a link. If the process dies,
+    the lock is released. Temporary files of killed processes are removed.
     """
     lock = _acquire(folder, wait)
     try:
@@ -132,7 +133,7 @@ def locked(
 
 
 def _written_paths(folder: Path, writes: Callable[[str], bool]) -> Iterator[Path]:
-    """Yield the paths in a folder, at any depth, that may be written, and the temporary files that may be removed."""
+    """Yield the paths in a folder, at any depth, that may be written (see `locked`), and its temporary files."""
     for path in sorted(folder.iterdir()):
         if writes(path.name):
             yield path
@@ -164,7 +165,7 @@ class _Lock:
     folder_created: bool
 
     def release(self) -> None:
-        """Release the lock. Remove its file unless another process owns it, and the folder if it is new and empty."""
+        """Release the lock. Remove the lock file unless another process owns it, and a new folder if it is empty."""
         with suppress(OSError):
             if not self.exclusive:
                 os.close(self.handle)  # close first, because Windows cannot remove an open file

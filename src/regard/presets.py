@@ -54,34 +54,34 @@ def _transformer(
 
 
 def _t5_stacks(norm: Norm, feedforward: FeedForward) -> dict[str, Any]:
-    """Return the encoder and decoder of T5: 12 + 12 pre-norm layers, unscaled attention, bucketed bias."""
+    """Return T5's fields `encoder` and `decoder`: 12 + 12 pre-norm layers, unscaled attention, T5 position bias."""
     attention, cross, residual = SelfAttention(scale="none"), CrossAttention(scale="none"), PreNorm(norm)
     encoder, decoder = Block((attention, feedforward), residual), Block((attention, cross, feedforward), residual)
     return {"encoder": Plain((encoder,), 12, position=T5Bias()), "decoder": Plain((decoder,), 12, position=T5Bias())}
 
 
 def transformer_base() -> EncoderDecoder:
-    """Vaswani et al. 2017, base: 6 + 6 layers, d 512, 8 heads; 37,000 shared subwords."""
+    """Vaswani et al. 2017, base: 6 + 6 layers, width 512, 8 heads; 37,000 shared subwords."""
     return _transformer(6, 512, 8, None, 37000, 0.1)
 
 
 def transformer_big() -> EncoderDecoder:
-    """Vaswani et al. 2017, big: 6 + 6 layers, d 1024, 16 heads."""
+    """Vaswani et al. 2017, big: 6 + 6 layers, width 1024, 16 heads."""
     return _transformer(6, 1024, 16, None, 37000, 0.3)
 
 
 def transformer_small() -> EncoderDecoder:
-    """A small Transformer for a laptop: 3 + 3 layers, d 256, 4 heads."""
+    """A small Transformer for a laptop: 3 + 3 layers, width 256, 4 heads."""
     return _transformer(3, 256, 4, None, 10000, 0.1)
 
 
 def transformer_tiny() -> EncoderDecoder:
-    """Wu et al. 2021: 4 + 4 layers, d 128, 4 heads, hidden 256; large enough for Multi30k."""
+    """Wu et al. 2021: 4 + 4 layers, width 128, 4 heads, hidden width 256; large enough for Multi30k."""
     return _transformer(4, 128, 4, 256, 10000, 0.3)
 
 
 def t5_base() -> EncoderDecoder:
-    """Raffel et al. 2020, base (v1.0): pre-RMS-norm, no biases, unscaled attention, bucketed bias shared by layers."""
+    """Raffel et al. 2020, base (v1.0): pre-RMSNorm, no biases, unscaled attention, a position bias shared by layers."""
     return EncoderDecoder(
         vocab=32128,
         d_model=768,
@@ -104,14 +104,14 @@ def narang_base() -> EncoderDecoder:
 
 
 def narang_small() -> EncoderDecoder:
-    """A small version of `narang_base` for ablations: 6 + 6 layers, d 256, 6 heads of 64, hidden 1152, dropout 0.1."""
+    """A small `narang_base` for ablations: 6 + 6 layers, width 256, 6 heads of 64, hidden width 1152, dropout 0.1."""
     small = edited(narang_base(), {"vocab": 10000, "d_model": 256, "heads": 6, "d_head": 64, "dropout": 0.1})
     small = swap(small, FeedForward, lambda branch: replace(branch, d_hidden=1152))
     return swap(small, Plain, lambda stack: replace(stack, depth=6))
 
 
 def bert_base() -> EncoderOnly:
-    """Devlin et al. 2019, base uncased, with the pooler. Set `task` to train it: masked_lm, sentence_classifier, ..."""
+    """BERT base uncased with pooler, Devlin et al. 2019. Set `task` to train it: masked_lm, sentence_classifier, ..."""
     norm = LayerNorm(eps=1e-12)
     block = Block((SelfAttention(), FeedForward(3072, "gelu")), PostNorm(norm))
     return EncoderOnly(
@@ -127,7 +127,7 @@ def bert_base() -> EncoderOnly:
 
 
 def gpt2_small() -> DecoderOnly:
-    """Radford et al. 2019, 124M."""
+    """GPT-2 small, Radford et al. 2019: 12 layers, width 768, 12 heads, 124M parameters."""
     block = Block((SelfAttention(), FeedForward(3072, "gelu_tanh")), PreNorm())
     return DecoderOnly(
         vocab=50257,
@@ -185,7 +185,7 @@ def lstm_classifier() -> EncoderOnly:
 
 
 def rnn() -> Recurrent:
-    """An LSTM encoder-decoder: 2 + 2 layers, d 256, bidirectional; the decoder sees only the last encoder state."""
+    """A bidirectional LSTM encoder-decoder: 2 + 2 layers, width 256; the decoder reads only the last encoder state."""
     return Recurrent(
         vocab=10000,
         d_model=256,
@@ -196,19 +196,19 @@ def rnn() -> Recurrent:
 
 
 def rnn_attention() -> Recurrent:
-    """`rnn` with attention to the source (Bahdanau et al. 2015, Luong et al. 2015), with general scores."""
+    """`rnn` with attention to the source (Bahdanau et al. 2015) and the "general" score of Luong et al. 2015."""
     return replace(rnn(), decoder=RecurrentDecoder(attention=GeneralScore()))
 
 
 def gnmt() -> Recurrent:
-    """Wu et al. 2016, GNMT: 8 + 8 LSTM layers, d 1024, residual from layer 3, normalised additive attention.
+    """Wu et al. 2016, GNMT: 8 + 8 LSTM layers, width 1024, residual from layer 3, normalised additive attention.
 
     From the paper: sizes, residual connections, a bidirectional first encoder layer, and attention queries from the
     bottom decoder layer. The context vector is an input of all higher decoder layers. From NVIDIA's code, where it
-    differs or the paper is silent: the query is the state after the current token, not before it, so that a layer
-    processes all tokens in one call; dropout 0.2, weights from U(-0.1, 0.1), no forget bias, label smoothing 0.1, one
-    embedding table for both languages, and an untied softmax. Differs from both: one bias per gate instead of two. The
-    paper's beam search has `alpha=0.2, coverage=0.2`.
+    differs from the paper or the paper gives no details: dropout 0.2, weights from U(-0.1, 0.1), no forget bias, label
+    smoothing 0.1, one embedding table for both languages, and an untied softmax; and the query is the state after the
+    current token, not before it, so that a layer processes all tokens in one call. Differs from both: one bias per gate
+    instead of two. The paper's beam search has `alpha=0.2, coverage=0.2`.
     """
     cell = LSTM(forget_bias=0.0)
     return Recurrent(
@@ -231,10 +231,10 @@ def gnmt() -> Recurrent:
 
 
 def lstm_attention() -> Recurrent:
-    """Tensor2Tensor's `lstm_attention`, the baseline of Liu et al. 2018: 2 + 2 LSTM layers, d 128, additive.
+    """Tensor2Tensor's `lstm_attention`, the baseline of Liu et al. 2018: 2 + 2 LSTM layers, width 128, additive score.
 
     The encoder reads the source backwards, and its last states initialise the decoder. The output of each decoder step
-    is an input of the next step. Differs from Tensor2Tensor: a learned map between the last encoder states and the
+    is an input of the next step. Differs from Tensor2Tensor: a learned linear map from the last encoder states to the
     first decoder states, and a tanh of the decoder's output.
     """
     return Recurrent(
@@ -248,7 +248,7 @@ def lstm_attention() -> Recurrent:
 
 
 def convs2s() -> ConvS2S:
-    """Gehring et al. 2017 as fairseq ran it on IWSLT: 4 + 3 layers of width 256, kernel 3."""
+    """Gehring et al. 2017 with the sizes of fairseq's IWSLT model: 4 + 3 layers of width 256, kernel size 3."""
     return ConvS2S(dropout=0.2, head=Softmax(bias=True, label_smoothing=0.1))
 
 

@@ -1,10 +1,10 @@
 """A pool of worker processes with the interface of `concurrent.futures`.
 
 `ProcessPool.submit(function, *arguments)` calls a module-level function in another process and returns a Future. The
-pool differs from `ProcessPoolExecutor` as follows: if a worker dies, only its own job fails, and the worker is
-replaced; each worker has its own environment variables; leaving the `with` block ends all workers at once; a worker
-exits when its parent is killed; and nothing is imported from the working folder or from the main script. Functions are
-sent by name, and arguments and results as JSON, one object per line. So nothing is pickled, and a scheduler can run the
+pool differs from `ProcessPoolExecutor` as follows. If a worker dies, only the job of this worker fails, and the worker
+is replaced. Each worker has its own environment variables. Leaving the `with` block ends all workers at once. A worker
+exits when its parent process is killed. Nothing is imported from the working folder or from the main script. Functions
+are sent by name, and arguments and results as JSON, one object per line; nothing is pickled, so a scheduler can run the
 same jobs on other machines.
 """
 
@@ -35,11 +35,11 @@ def python(module: str) -> list[str]:
 
 
 class JobError(RegardError):
-    """An exception that a job raised; the message is one sentence."""
+    """Raised if a job fails with an exception. The message is one sentence."""
 
 
 class WorkerDiedError(JobError):
-    """The worker process ended before its job was finished."""
+    """Raised if the worker process ends before its job is finished."""
 
     def __init__(self, code: int, output: str) -> None:
         self.code = code
@@ -50,14 +50,14 @@ class WorkerDiedError(JobError):
 
     @property
     def how(self) -> str:
-        """The end of the process in words: `was killed by signal 9`, or `ended with code 1`."""
+        """How the process ended: `was killed by signal 9`, or `ended with code 1`."""
         return f"was killed by signal {-self.code}" if self.code < 0 else f"ended with code {self.code}"
 
 
 class ProcessPool(ThreadPoolExecutor):
-    """An executor with at most one worker process per environment; a worker starts with its first job.
+    """An executor with one worker process for each set of environment variables. A worker starts with its first job.
 
-    One thread of the executor serves each worker and waits for its answers.
+    Each worker has its own thread in the executor, which waits for the results.
     """
 
     command: ClassVar[Sequence[str]] = python("regard.processes")
@@ -87,7 +87,7 @@ class ProcessPool(ThreadPoolExecutor):
         return self._mine.worker.run(job, on_event)
 
     def __exit__(self, *_: object) -> None:
-        """End all workers at once, including busy workers. Results that have not been waited for are lost."""
+        """End all workers at once, including busy ones. Results that have not been retrieved are lost."""
         self.shutdown(wait=False, cancel_futures=True)
         for worker in self.workers:
             worker.close()
@@ -97,7 +97,7 @@ class ProcessPool(ThreadPoolExecutor):
 
 
 class Worker:
-    """One process that runs jobs one after the other; if it has died, the next job starts a new process."""
+    """A worker process that runs jobs one after the other. If the process has died, the next job starts a new one."""
 
     def __init__(self, command: Sequence[str], environment: Mapping[str, str]) -> None:
         self.command, self.environment = command, environment
@@ -166,7 +166,7 @@ class Worker:
                 self.process.kill()
 
     def reap(self) -> None:
-        """Kill the process, wait for its end, and close its pipes."""
+        """Kill the process, wait until it has ended, and close its pipes."""
         process, self.process = self.process, None
         if process is not None:
             process.kill()
@@ -206,7 +206,7 @@ def _receive(jobs: "queue.SimpleQueue[str]") -> None:
 
 
 def sentence(error: Exception) -> str:
-    """Return an exception as one line: the message of a RegardError, or the type and first line of any other error."""
+    """Return an error as one line: the message of a RegardError, or the type and first line of any other error."""
     if isinstance(error, RegardError):
         return str(error)
     if lacks_memory(error) or type(error).__name__ == "OutOfMemoryError":  # torch has its own class

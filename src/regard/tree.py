@@ -1,7 +1,7 @@
-"""Functions on trees of specs: edit by type or path, convert to and from records, compare.
+"""Functions on trees of specs: edit fields by type or path, convert to and from JSON, compare.
 
-A spec is a frozen dataclass that describes a part of a model or recipe; its fields are numbers, strings, other specs,
-or tuples of them. This module depends on no particular part and does not import torch.
+A spec is a frozen dataclass that describes a part of a model or recipe. Its fields are numbers, strings, other specs,
+or tuples of these. This module depends on no particular spec and does not import torch.
 """
 
 import importlib
@@ -15,28 +15,29 @@ from functools import cache
 from types import NoneType, UnionType
 from typing import Any, ClassVar, Literal, TypeVar, Union
 
-from regard.aliases import current_field, current_kind
+from regard.aliases import current_field, current_kind, current_value
 from regard.errors import SpecError, join, nearest
 
 S = TypeVar("S", bound="Spec")
 N = TypeVar("N", bound="Spec")
 
 Parts = Mapping[str, type["Spec"]]
-Changes = list[tuple[list[str | int], Any]]  # pairs (steps of a path, new value)
+Changes = list[tuple[list[str | int], Any]]  # pairs (steps of a path: field names and indices, new value)
 MAX_DEPTH = 100  # levels of nested tables and lists: far more than any recipe has, far below Python's recursion limit
 
 
 class Spec:
-    """A frozen description of a part. Subclasses are `@dataclass(frozen=True, slots=True)` with a `kind`.
+    """Base class of specs: a frozen description of a part of a model or recipe, named by its `kind` in JSON.
 
-    The types of all fields are checked when a spec is constructed, from Python code or from a record.
+    Subclasses are `@dataclass(frozen=True, slots=True)`. The types of all fields are checked when a spec is
+    constructed, in Python code or from JSON.
     """
 
     __slots__ = ()
     kind: ClassVar[str]
 
     def __post_init__(self) -> None:
-        """Check every field against its annotation, then call `check`."""
+        """Check the value of every field against the type annotation of the field, then call `check`."""
         for name, annotation in hints(type(self)).items():
             value = getattr(self, name)
             fitted = fit(value, annotation, name)
@@ -45,12 +46,12 @@ class Spec:
         self.check()
 
     def check(self) -> None:
-        """Raise `SpecError(field, message)` for invalid values; the default accepts all values."""
+        """Raise `SpecError(field, message)` for invalid values. By default, all values are valid."""
 
 
 @cache
 def hints(spec: type[Spec]) -> dict[str, Any]:
-    """Return the resolved annotation of every field, by field name."""
+    """Return the resolved type annotation of every field of a spec class, keyed by field name."""
     if not is_dataclass(spec):
         return {}
     resolved = typing.get_type_hints(spec)
@@ -58,9 +59,9 @@ def hints(spec: type[Spec]) -> dict[str, Any]:
 
 
 def fit(value: Any, annotation: Any, path: str, parts: Parts | None = None, trust: bool = False) -> Any:
-    """Convert a value to the type of an annotation; raise SpecError with `path` if that is impossible.
+    """Convert a value to an annotated type; raise SpecError with `path` if that is impossible.
 
-    With `parts`, mappings and names of kinds are converted to specs, as in a record. Without `parts`, the only
+    If `parts` (kind -> spec class) is given, mappings and kinds are converted to specs, as in JSON. Otherwise, the only
     conversions are from int to float and from list to tuple.
     """
     origin, options = typing.get_origin(annotation), typing.get_args(annotation)
@@ -82,7 +83,7 @@ def fit(value: Any, annotation: Any, path: str, parts: Parts | None = None, trus
             return value
         if parts is not None and isinstance(value, str | Mapping):
             return _read(value, annotation, path, parts, trust)
-        raise SpecError(path, f"needs {_name(annotation)}, not {_describe(value)}; give a part of that slot")
+        raise SpecError(path, f"needs {_name(annotation)}, not {_describe(value)}; docs/catalogue.md lists all specs")
     return _fit_plain(value, annotation, path)
 
 
@@ -138,7 +139,7 @@ def _name(annotation: Any) -> str:
     if annotation in names:
         return names[annotation]
     if isinstance(annotation, type):
-        return f"a part of slot {annotation.__name__}" if issubclass(annotation, Spec) else annotation.__name__
+        return f"a spec of type {annotation.__name__}" if issubclass(annotation, Spec) else annotation.__name__
     if typing.get_origin(annotation) is Literal:
         return " or ".join(map(repr, typing.get_args(annotation)))
     return "a list" if typing.get_origin(annotation) is tuple else str(annotation)
@@ -152,7 +153,7 @@ def _describe(value: Any) -> str:
 
 
 def swap(tree: S, kind: type[N], to: Callable[[N], Any]) -> S:
-    """Return a copy of the tree with `to(spec)` in place of every spec of type `kind`, inner specs first."""
+    """Return a copy of the tree in which every spec of type `kind` is replaced by `to(spec)`, innermost specs first."""
     return _swapped(tree, kind, to, "")
 
 
@@ -182,7 +183,7 @@ def replace_at(tree: S, path: str, value: Any, parts: Parts | None = None) -> S:
 
 
 def edit(tree: S, changes: Mapping[str, Any], parts: Parts | None = None, trust: bool = False) -> S:
-    """Return a copy of `tree` with all `changes` (path -> value), checked together: dependent sizes can change."""
+    """Return a copy of `tree` with `changes` (path -> value), checked together so that dependent sizes can change."""
     steps = [(_steps(path), value) for path, value in changes.items()]
     return _edited(tree, Any, steps, "", lambda value, annotation, path: fit(value, annotation, path, parts, trust))
 
@@ -224,7 +225,7 @@ def _child(node: Any, step: str | int, parent_path: str) -> Any:
 
 
 def _current(node: Any, step: str | int) -> str | int:
-    """Return a step of a path with the current name of the field, or with a non-negative index."""
+    """Return one step of a path, with a former field name or a negative index replaced by the current one."""
     if isinstance(step, int):
         return step % len(node) if isinstance(node, tuple) and -len(node) <= step < len(node) else step
     return current_field(type(node).kind, step) if isinstance(node, Spec) else step
@@ -244,7 +245,8 @@ def _edited(node: Any, annotation: Any, changes: Changes, parent_path: str, fitt
         if len(whole) > 1:  # such as pattern[0] and pattern[-1]
             raise SpecError(where, "is set twice; leave one of the two out")
         for value in whole:
-            child = fitted(value, expected, where)
+            renamed = current_value(type(node).kind, step, value) if isinstance(step, str) else value
+            child = fitted(renamed, expected, where)
         deeper = [(steps, value) for steps, value in inner if steps]
         new[step] = _edited(child, expected, deeper, where, fitted) if deeper else child
     if isinstance(node, tuple):
@@ -256,7 +258,7 @@ def _edited(node: Any, annotation: Any, changes: Changes, parent_path: str, fitt
 
 
 def _item(annotation: Any, index: int) -> Any:
-    """Return the annotation of one entry of a tuple; in a union, use the option that is a tuple."""
+    """Return the type annotation of entry `index` of a tuple. If `annotation` is a union, its tuple option is used."""
     options = typing.get_args(annotation)
     if typing.get_origin(annotation) in (Union, UnionType):
         return next(_item(option, index) for option in options if typing.get_origin(option) is tuple)
@@ -264,10 +266,10 @@ def _item(annotation: Any, index: int) -> Any:
 
 
 def to_record(tree: Spec, parts: Parts | None = None) -> dict[str, Any]:
-    """Convert a tree to JSON-compatible values: every spec with its kind and all fields, including defaults.
+    """Convert a spec, with all specs in its fields, to a JSON object. Defaults are included.
 
-    If `parts` is given, a spec that it does not contain has the kind `module:Class`, which can only be read with
-    `trust_code`.
+    If `parts` is given, a spec that `parts` does not contain gets the kind `module:Class`, for which `read` requires
+    `trust`.
     """
     part = type(tree)
     known = parts is None or parts.get(part.kind) is part
@@ -276,25 +278,25 @@ def to_record(tree: Spec, parts: Parts | None = None) -> dict[str, Any]:
 
 
 def plain(value: Any, parts: Parts | None = None) -> Any:
-    """Convert the value of a field to a JSON-compatible value."""
+    """Convert the value of a field to a JSON value."""
     if isinstance(value, Spec):
         return to_record(value, parts)
     return [plain(item, parts) for item in value] if isinstance(value, tuple) else value
 
 
 def read(record: Any, expected: type[S], path: str, parts: Parts, trust: bool = False) -> S:
-    """Convert a record to a spec; raise SpecError with the path of an unknown key or kind, or of a wrong type.
+    """Convert a JSON value to a spec; raise SpecError with the path of an unknown key or kind, or of a wrong type.
 
-    `record` is a mapping with a `kind`, or the name of a kind with all defaults.
+    `record` is a mapping with a `kind`, or only a kind, which means that all fields have their defaults.
     """
     check_plain(record, path)
     return _read(record, expected, path, parts, trust)
 
 
 def check_plain(record: Any, path: str = "") -> None:
-    """Raise SpecError for values that JSON or TOML allows but records do not.
+    """Raise SpecError for values that are valid in JSON or TOML, but not in a spec.
 
-    Records do not allow nesting beyond `MAX_DEPTH`, integers beyond 64 bits, or strings with lone surrogates.
+    These are nesting beyond `MAX_DEPTH`, integers beyond 64 bits, and strings with lone surrogates.
     """
     waiting: list[tuple[Any, str, int]] = [(record, path, 0)]
     while waiting:
@@ -334,7 +336,7 @@ def _read(record: Any, expected: type[S], path: str, parts: Parts, trust: bool) 
             raise SpecError(join(path, str(name)), twice)
         if key not in known:
             raise SpecError(join(path, str(key)), f"unknown key {key!r} in {kind!r}; {nearest(str(key), known)}")
-        values[key] = fit(value, known[key], join(path, key), parts, trust)
+        values[key] = fit(current_value(part.kind, key, value), known[key], join(path, key), parts, trust)
     for field in fields(part):  # type: ignore[arg-type]  # every concrete spec is a dataclass
         if field.name not in values and field.default is MISSING and field.default_factory is MISSING:
             raise SpecError(join(path, field.name), f"is missing; {kind!r} has no default for it")
@@ -364,7 +366,7 @@ def _kinds(parts: Parts, expected: type[Spec]) -> list[str]:
 
 
 def imported(name: str, expected: type[Spec], path: str) -> type[Spec]:
-    """Import and return the spec class `module:Class`; call this only if the user trusts its code."""
+    """Import and return the spec class `module:Class`. Call this only if the user trusts the code of the module."""
     spec = load(name, path)
     if not (isinstance(spec, type) and issubclass(spec, expected) and is_dataclass(spec)):
         raise SpecError(path, f"{name!r} is not a {expected.__name__} spec")
@@ -400,7 +402,7 @@ def walk(tree: Spec) -> Iterator[Spec]:
 
 
 def leaves(node: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield the path and value of every field that is not a spec, and the path and name of every `kind`."""
+    """Yield (path, value) for every field that is not a spec, and (path, kind) for every spec."""
     if isinstance(node, Spec):
         yield join(path, "kind"), type(node).kind
         for name in hints(type(node)):
@@ -413,7 +415,7 @@ def leaves(node: Any, path: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def diff(a: Any, b: Any, path: str = "") -> list[tuple[str, Any, Any]]:
-    """Return all differences (path, value in a, value in b) between two trees; specs of different kinds are values."""
+    """Return (path, value in a, value in b) for each difference; specs of different kinds are one difference."""
     if a == b and type(a) is type(b):
         return []
     if isinstance(a, Spec) and type(a) is type(b):

@@ -1,4 +1,4 @@
-"""Copy weights between models of regard and other models; docs/weights.md lists the parameter names."""
+"""Copy weights between regard models and other models. docs/weights.md lists the parameter names."""
 
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
@@ -16,7 +16,7 @@ from regard.models.embedding import Tables
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """A function to be applied to tensors; an input is a name, a tensor or another `Source`."""
+    """A tensor to be computed from other tensors. Each input is a parameter name, a tensor or another `Source`."""
 
     inputs: tuple["str | Tensor | Source", ...]
     function: Callable[..., Tensor]
@@ -26,7 +26,7 @@ Input = str | Tensor | Source
 
 
 def cat(*inputs: Input, dim: int = 0) -> Source:
-    """Return a `Source` that concatenates tensors, by default along rows: `cat("q_proj", "k_proj", "v_proj")`."""
+    """Return a `Source` that concatenates tensors, by default by rows: `cat("q_proj", "k_proj", "v_proj")`."""
     return Source(inputs, lambda *tensors: torch.cat(tensors, dim))
 
 
@@ -41,7 +41,7 @@ def rows(source: Input, start: int, stop: int | None = None) -> Source:
 
 
 def gates(source: Input, order: str, to: str = "ifgo") -> Source:
-    """Return a `Source` that reorders the gates of a recurrent cell, which are equal blocks of rows.
+    """Return a `Source` that reorders the gates in a weight or bias of a recurrent cell; a gate is a block of rows.
 
     `order` has one letter for each gate in the source. `to` has the same letters in the order that regard uses: `ifgo`
     for an LSTM, `rzn` for a GRU. For example, `gates("kernel", "igfo")`.
@@ -59,17 +59,17 @@ def gates(source: Input, order: str, to: str = "ifgo") -> Source:
 
 
 def total(*inputs: Input) -> Source:
-    """Return a `Source` that adds tensors: torch's LSTM has two biases, the LSTM of regard has their sum."""
+    """Return a `Source` that adds tensors, such as the two biases of torch's LSTM. A regard LSTM has only their sum."""
     return Source(inputs, lambda *tensors: torch.stack(tensors).sum(0))
 
 
 def computed(function: Callable[..., Tensor], *inputs: Input) -> Source:
-    """Return a `Source` that applies any function: `computed(lambda gain: gain + 1, "norm.gamma")`."""
+    """Return a `Source` that applies any function to tensors: `computed(lambda gain: gain + 1, "norm.gamma")`."""
     return Source(inputs, function)
 
 
 def unfused(model: nn.Module) -> dict[str, Tensor]:
-    """Return all weights by name, with a name for each part of a fused projection.
+    """Return all weights of a model by name, with one name for each part of a fused projection.
 
     For example, `branch.qkv.weight` is returned as `branch.query.weight`, `branch.key.weight` and
     `branch.value.weight`, and `gate_up` as `gate` and `up`. The tensors share memory with the model. A tied tensor has
@@ -101,7 +101,7 @@ def copy_from(
     names = _names(model)
     tensors = source.state_dict(keep_vars=True) if isinstance(source, nn.Module) else source or {}
     used: set[tuple[int, int]] = set()
-    mapped: dict[str, str] = {}  # each part -> the name that maps it
+    mapped: dict[str, str] = {}  # name of each mapped part -> the key of `names` that maps it
     values: dict[str, Tensor] = {}
     for name, entry, rename in _expanded(model, mapping, names):
         for part in names[name][1]:
@@ -132,10 +132,11 @@ Names = dict[str, tuple[Tensor, tuple[str, ...]]]
 
 
 def _names(model: nn.Module) -> Names:
-    """Return, for every name of a weight, its tensor (or rows of a fused tensor) and the names of its parts.
+    """Return {name: (tensor, parts)} for all names of weights that a mapping may use.
 
-    A weight that is not fused has one part: itself. All names of a tied weight have the same parts, named after the
-    first name.
+    A fused weight such as qkv has a name for the whole tensor, and `parts` are the names of query, key and value. Each
+    of these is a name, too, for a slice of the tensor. Any weight that is not fused has itself as its only part. All
+    names of a tied weight have the same tensor and parts.
     """
     names: Names = {}
     first: dict[int, str] = {}
@@ -158,7 +159,7 @@ def _names(model: nn.Module) -> Names:
 
 
 def _fused(name: str, widths: Mapping[str, object]) -> str:
-    """Return the name of the innermost projection that contains a parameter; "" if there is none."""
+    """Return the name of the fused projection that contains a parameter (the innermost one), or "" if there is none."""
     while name and not widths.get(name):
         name = name.rpartition(".")[0]
     return name
@@ -173,7 +174,10 @@ Rename = Callable[[str], str]
 
 
 def _expanded(model: nn.Module, mapping: Mapping[str, Input], names: Names) -> Iterator[tuple[str, Input, Rename]]:
-    """Yield one entry of the mapping per weight: the names that match replace module names and `*`."""
+    """Yield (name, source, rename) for each weight of the model that a key of the mapping matches.
+
+    `rename` completes a name in `source`: it replaces `*` by layer numbers and adds parameter names to module names.
+    """
     for key, source in mapping.items():
         pattern = re.compile(re.escape(key).replace(r"\*", r"(\d+)"))
         matched = False
@@ -189,7 +193,7 @@ def _expanded(model: nn.Module, mapping: Mapping[str, Input], names: Names) -> I
 
 
 def _renamed(name: str, numbers: tuple[str, ...], leaf: str, append: bool) -> str:
-    """Return a name in the source: layer numbers replace `*`, and `leaf` replaces `{}` or is appended."""
+    """Return the name of a source tensor: layer numbers replace `*`, and `leaf` replaces `{}` or is appended."""
     for number in numbers:
         name = name.replace("*", number, 1)
     if "{}" in name:
@@ -198,7 +202,7 @@ def _renamed(name: str, numbers: tuple[str, ...], leaf: str, append: bool) -> st
 
 
 def _hint(model: nn.Module, key: str) -> str:
-    """Return a hint for an unknown name: the owner of a tied embedding table, or else the nearest name."""
+    """Return a hint for an unknown name: the table to which an embedding table is tied, or else the nearest name."""
     for name, module in model.named_modules():
         use = key.removeprefix(f"{name}.tables.").partition(".")[0]
         owner = module.owner.get(use) if isinstance(module, Tables) else None
@@ -210,7 +214,7 @@ def _hint(model: nn.Module, key: str) -> str:
 def _value(
     name: str, entry: Input, rename: Rename, tensors: Mapping[str, Tensor], used: set[tuple[int, int]]
 ) -> Tensor:
-    """Return the tensor to copy into one weight, and add the source tensors that it needs to `used`."""
+    """Return the tensor to copy into one weight, and add the source tensors from which it is computed to `used`."""
     if isinstance(entry, Tensor):
         return entry.detach()
     if isinstance(entry, Source):

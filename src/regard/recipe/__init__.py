@@ -1,1 +1,1 @@
-"""Recipes: one record for a model, its data, its training and its decoding, which `--set` can edit."""
+"""Recipes: all settings of a model, its data, its training and its decoding, which `--set` can edit."""

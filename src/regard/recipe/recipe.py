@@ -1,4 +1,4 @@
-"""Recipes for a model, its data, training and decoding, read from a preset or a TOML or JSON file and `--set` edits."""
+"""Recipes: settings of model, data, training and decoding, from a preset, a TOML or JSON file, and `--set` edits."""
 
 import json
 import tomllib
@@ -57,34 +57,34 @@ class Recipe(Spec):
     data: DataSpec
     train: TrainSpec
     decode: Search
-    length_limit: LengthLimit | None = None  # of translations, from the training text; None in older runs
+    length_limit: LengthLimit | None = None  # limit of the length of translations; None in older runs
 
     def record(self) -> dict[str, Any]:
-        """Return the recipe as a JSON-compatible record."""
+        """Return the recipe as a JSON object."""
         return to_record(self, PARTS | {part.kind: part for part in (Recipe, LengthLimit)})
 
     @classmethod
     def of(cls, record: Mapping[str, Any], trust_code: bool = False) -> "Recipe":
-        """Return the recipe from a JSON-compatible record."""
+        """Return the recipe from a JSON object that `record` returned."""
         return read(record, cls, "", PARTS | {part.kind: part for part in (cls, LengthLimit)}, trust_code)
 
 
 @dataclass(frozen=True)
 class RecipeRequest:
-    """A recipe as the user writes it; settings that it leaves open are chosen from the corpus."""
+    """A recipe as the user writes it. Settings that are not given are chosen later to suit the training text."""
 
     data: DataSpec
     train: TrainSpec = TrainSpec()
     decode: Search = Beam()
-    model: Mapping[str, Any] | None = None  # a table with a preset or a kind; None: chosen from the corpus
+    model: Mapping[str, Any] | None = None  # a table with a preset or a kind; None: chosen to suit the training text
     variants: tuple[str, ...] = ()
     changes: Mapping[str, Any] = field(default_factory=dict)  # edits of the model: path -> value
-    start: str | None = None  # folder of the run whose weights and tokenizer are used
+    start: str | None = None  # folder of the training run to fine-tune
     fixes_rows: bool = False  # True: data.batching specifies how rows are built, not only the tokens per batch
     trust_code: bool = False
 
     def record(self) -> dict[str, Any]:
-        """Return the request as a JSON-compatible record, without `trust_code`: a run may come from anyone."""
+        """Return the request as a JSON object, without `trust_code`, because a run folder may come from anyone."""
         sections = {name: to_record(getattr(self, name), PARTS) for name in ("data", "train", "decode")}
         return sections | {
             "model": self.model,
@@ -96,7 +96,7 @@ class RecipeRequest:
 
     @classmethod
     def of(cls, record: Mapping[str, Any], trust_code: bool = False) -> "RecipeRequest":
-        """Return the request from a JSON-compatible record."""
+        """Return the request from a JSON object that `record` returned."""
         _check_record(record)
         return cls(
             data=read(record["data"], DataSpec, "data", PARTS, trust_code),
@@ -111,7 +111,7 @@ class RecipeRequest:
         )
 
     def absolute(self) -> "RecipeRequest":
-        """Return the request with absolute paths, so that it can be resumed from any working directory."""
+        """Return the request with absolute paths, so that the run can be resumed from any working directory."""
         tokenizer = self.data.tokenizer
         if isinstance(tokenizer, Imported):
             tokenizer = replace(tokenizer, path=str(Path(tokenizer.path).absolute()))
@@ -125,13 +125,13 @@ class RecipeRequest:
 
 
 def _check_record(record: Mapping[str, Any]) -> None:
-    """Raise SpecError for a damaged record of a `RecipeRequest`. The sections are checked later, when they are read."""
+    """Raise SpecError if the JSON object of a `RecipeRequest` is damaged. Sections are checked when they are read."""
     check_plain(record)
     for name in ("data", "train", "decode", "model", "variants", "changes", "start"):
         if name not in record:
             raise SpecError(name, "is missing; restore the file, or train again")
-    for name, slot in (("data", Mapping), ("changes", Mapping), ("model", Mapping | None), ("start", str | None)):
-        if not isinstance(record[name], slot):
+    for name, expected in (("data", Mapping), ("changes", Mapping), ("model", Mapping | None), ("start", str | None)):
+        if not isinstance(record[name], expected):
             raise SpecError(name, f"is {_excerpt(record[name])}; restore the file, or train again")
     _check_variants(record["variants"], "variants")
     if type(_fixes_rows(record)) is not bool:
@@ -139,7 +139,7 @@ def _check_record(record: Mapping[str, Any]) -> None:
 
 
 def _fixes_rows(record: Mapping[str, Any]) -> Any:
-    """Return the value of `fixes_rows` in a record. Earlier versions called it `laid`, or did not store it."""
+    """Return `fixes_rows` from the JSON object of a request. Earlier versions called it `laid`, or did not store it."""
     return record.get("fixes_rows", record.get("laid", record["data"].get("batching") is not None))
 
 
@@ -158,9 +158,9 @@ def _excerpt(value: Any) -> str:
 def request_from_record(
     record: Mapping[str, Any], changes: Iterable[str] = (), variants: Sequence[str] = (), trust_code: bool = False
 ) -> RecipeRequest:
-    """Return a request from a recipe table, `--set` edits and variants.
+    """Return the request for a recipe table, `--set` edits and variants.
 
-    Edits of a model that is not chosen yet are stored in the request.
+    If the model is not chosen yet, edits of the model are stored in the request.
     """
     for key in record:
         if key not in (*SECTIONS, "start"):
@@ -214,12 +214,12 @@ def request_from_record(
 
 
 def default_train(objective: Objective) -> TrainSpec:
-    """Return the default training settings for an objective, before the planner chooses open settings."""
+    """Return the default training settings for an objective. The planner chooses open settings later."""
     return read({"kind": TrainSpec.kind, **objective.train}, TrainSpec, "train", PARTS)
 
 
 def objective_of(record: Mapping[str, Any], changes: Iterable[str], trust_code: bool = False) -> Objective:
-    """Return the objective that a recipe table with `--set` edits specifies."""
+    """Return the objective that a recipe table and `--set` edits specify."""
     data = record.get("data")
     kind = data.get("objective", Translation.kind) if isinstance(data, Mapping) else Translation.kind
     for path, value in map(parse_change, changes):
@@ -228,7 +228,7 @@ def objective_of(record: Mapping[str, Any], changes: Iterable[str], trust_code: 
 
 
 def _check_start(record: Mapping[str, Any], sections: Mapping[str, Mapping[str, Any]], variants: Sequence[str]) -> None:
-    """Raise SpecError for settings that fine-tuning would ignore, such as those of the model and the tokenizer."""
+    """Raise SpecError for settings that fine-tuning (`--from`) would ignore, such as those of model and tokenizer."""
     start = record["start"]
     if "model" in record or sections["model"] or variants:
         raise SpecError("model", f"--from uses the model of {start} unchanged; leave out all changes to it")
@@ -238,10 +238,10 @@ def _check_start(record: Mapping[str, Any], sections: Mapping[str, Mapping[str, 
             raise SpecError(f"data.{name}", f"--from uses the tokenizer of {start} unchanged; leave it out")
 
 
-def _section(record: Any, slot: type[Any], name: str, changes: Mapping[str, Any], trust_code: bool) -> Any:
+def _section(record: Any, expected: type[Any], name: str, changes: Mapping[str, Any], trust_code: bool) -> Any:
     if isinstance(record, Mapping) and "kind" not in record:
-        record = {"kind": next(part.kind for part in PARTS.values() if issubclass(part, slot)), **record}
-    spec = read(record, slot, name, PARTS, trust_code)
+        record = {"kind": next(part.kind for part in PARTS.values() if issubclass(part, expected)), **record}
+    spec = read(record, expected, name, PARTS, trust_code)
     try:
         if isinstance(spec, DataSpec):
             changes = _with_defaults(spec, changes, trust_code)
@@ -251,7 +251,7 @@ def _section(record: Any, slot: type[Any], name: str, changes: Mapping[str, Any]
 
 
 def _with_defaults(spec: DataSpec, changes: Mapping[str, Any], trust_code: bool) -> dict[str, Any]:
-    """Return the edits; if one sets a field of a tokenizer or batching that is not given, its default is set first."""
+    """Return edits of a data spec. If a missing tokenizer or batching is edited, its default is set first."""
     defaults: dict[str, Any] = {}
     if spec.tokenizer is None and any(path.startswith("tokenizer.") for path in changes):
         defaults["tokenizer"] = BPE()
@@ -268,9 +268,9 @@ def _with_defaults(spec: DataSpec, changes: Mapping[str, Any], trust_code: bool)
 def model_for(
     recipe: RecipeRequest, chosen: ModelSpec | None, fitted: Callable[[ModelSpec], Mapping[str, Any]]
 ) -> tuple[ModelSpec, ModelSpec]:
-    """Return the base model (`chosen`, or from the request) and the edited model.
+    """Return (base, model): the base model (`chosen`, or from the request), and the model after all modifications.
 
-    `fitted` returns the edits that the data require.
+    `fitted` returns the edits of a model that the data require, such as the vocabulary size.
     """
     for name in ("vocab", "target_vocab"):
         if name in recipe.changes or name in (recipe.model or {}):
@@ -284,9 +284,9 @@ def model_for(
 
 
 def load_model(name: str, changes: Sequence[str] = (), trust_code: bool = False) -> tuple[ModelSpec, ModelSpec]:
-    """Return the base model and the edited model from a preset or a recipe file.
+    """Return (base, model) from a preset or a recipe file: the base model, and the model after all modifications.
 
-    `changes` are `path=value` edits of the model; a path may begin with `model.`, as in edits of a whole recipe.
+    `changes` are `path=value` edits of the model. A path may begin with `model.`, as in edits of a whole recipe.
     """
     edits = parse_changes(changes, "model")
     path = Path(name)
@@ -312,9 +312,10 @@ def model_of(
     changes: Mapping[str, Any] = MappingProxyType({}),
     fitted: Callable[[ModelSpec], Mapping[str, Any]] = lambda _: {},
 ) -> tuple[ModelSpec, ModelSpec]:
-    """Return the base model and the edited model from a `model` table: a preset with edits, or a complete record.
+    """Return (base, model) from the `model` table of a recipe: the base model, and the model after all modifications.
 
-    `variants` and `changes` are applied after the variants and edits in the table.
+    The table has a preset with edits, or a complete model. `variants` and `changes` are applied after the variants and
+    edits in the table. `fitted` is as in `model_for`.
     """
     table = _model_table(record, path)
     variants, name = (*table.pop("variants", ()), *variants), table.pop("preset", None)
@@ -336,9 +337,9 @@ def _modified(
     trust_code: bool,
     fitted: Callable[[ModelSpec], Mapping[str, Any]],
 ) -> ModelSpec:
-    """Return the model after edits of sizes, then edits that the data require, then variants, then other edits.
+    """Apply edits of model sizes, then edits that the data require, then variants, then all other edits.
 
-    Sizes come first because variants use them. No variant or edit may contradict what the data require.
+    Sizes come first because variants use them. A variant or edit that contradicts the data raises SpecError.
     """
     sizes = {path: value for path, value in changes.items() if isinstance(value, int | float)}
     sizes = {path: value for path, value in sizes.items() if "." not in path or path in DEPTHS}
@@ -354,10 +355,10 @@ def _modified(
 
 
 def fit(model: ModelSpec, before: ModelSpec, fits: Mapping[str, Any], trust_code: bool = False) -> ModelSpec:
-    """Return `model`, which variants made from `before`, with the edits `fits` that the data require.
+    """Return `model` with the edits `fits` that the data require; `before` is the model before variants were applied.
 
-    A variant that changes one of these fields to another value is a conflict and raises SpecError. The length of a
-    position table (`max_len`) is an exception: the length that the data require replaces it without an error.
+    Raise SpecError if a variant has set one of these fields to another value. The length of a position table
+    (`max_len`) is an exception: the length that the data require replaces it without an error.
     """
     for path, value in fits.items():
         current, original = get_at(model, path), None
@@ -369,7 +370,7 @@ def fit(model: ModelSpec, before: ModelSpec, fits: Mapping[str, Any], trust_code
 
 
 def _model_table(record: Any, path: str) -> dict[str, Any]:
-    """Return the `model` table of a recipe, which may be given as the name of a preset or a kind."""
+    """Return the `model` table of a recipe, which may be given as the name of a preset or of a kind of model."""
     if isinstance(record, str):
         return {"preset" if record in PRESETS else "kind": record}
     if not isinstance(record, Mapping):
@@ -381,7 +382,7 @@ def _model_table(record: Any, path: str) -> dict[str, Any]:
 
 
 def _flat(changes: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Return a nested table as flat paths: {"decoder": {"depth": 3}} -> {"decoder.depth": 3}. Specs are values."""
+    """Flatten a nested table: {"decoder": {"depth": 3}} -> {"decoder.depth": 3}. Tables with a `kind` are kept."""
     flat: dict[str, Any] = {}
     for key, value in changes.items():
         path = f"{prefix}.{key}" if prefix else key
@@ -393,7 +394,7 @@ def _flat(changes: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def read_file(path: Path) -> dict[str, Any]:
-    """Return the table in a TOML or JSON file."""
+    """Read a TOML or JSON file and return its top-level table."""
     try:
         text = path.read_text(encoding="utf-8")
         record = tomllib.loads(text) if path.suffix == ".toml" else json.loads(text, object_pairs_hook=_once)
@@ -413,7 +414,7 @@ def read_file(path: Path) -> dict[str, Any]:
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Return a JSON object from key-value pairs; raise ValueError if a key is repeated, as TOML does."""
+    """Return the key-value pairs of a JSON object as a dict; raise ValueError for a repeated key, as TOML does."""
     table = dict(pairs)
     if len(table) < len(pairs):
         twice = next(key for key, count in Counter(key for key, _ in pairs).items() if count > 1)
@@ -422,7 +423,7 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def parse_changes(changes: Iterable[str], section: str) -> dict[str, Any]:
-    """Return `path=value` edits of a section as path -> value; paths may begin with the section, and must differ."""
+    """Return `path=value` edits of a section as a dict (path -> value). Paths may begin with the section name."""
     edits: dict[str, Any] = {}
     for change in changes:
         path, value = parse_change(change)
@@ -434,7 +435,7 @@ def parse_changes(changes: Iterable[str], section: str) -> dict[str, Any]:
 
 
 def parse_change(change: str) -> tuple[str, Any]:
-    """Return the path and value of a `path=value` edit; the value is TOML, `none`, or else a string."""
+    """Return (path, value) for a `path=value` edit. The value is `none`, a TOML value, or else taken as a string."""
     path, equals, text = change.partition("=")
     path, text = path.strip(), text.strip()
     if not equals or not path or not text:

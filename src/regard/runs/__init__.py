@@ -1,1 +1,1 @@
-"""Runs: start or resume a training run, load a trained model, evaluate it."""
+"""Training runs: start or resume a run, and load, evaluate and use the trained model."""

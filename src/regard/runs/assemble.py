@@ -1,4 +1,4 @@
-"""Assemble a training run from a recipe and prepared data: model, loader, validation and trainer.
+"""Assemble a training run from a recipe and prepared data: model, data loader, validation and trainer.
 
 `regard train`, `regard resume` and `regard ablate` use this module.
 """
@@ -52,8 +52,8 @@ def assemble(  # noqa: PLR0913  # all parts of a training run
 ) -> Trainer:
     """Return the trainer for a recipe, before the first training step.
 
-    Training starts from the weights of `parent`. If `parent` is None, the weights are initialised with the seed of the
-    recipe. The other arguments after `device` are passed to `Trainer`.
+    If a trained model `parent` is given, its weights are the initial weights (fine-tuning). Otherwise the weights are
+    initialised with the random seed of the recipe. The other arguments after `device` are passed to `Trainer`.
     """
     if recipe.train.compile or device.type == "cuda":
         keep_compiled_code()
@@ -81,7 +81,7 @@ def assemble(  # noqa: PLR0913  # all parts of a training run
 
 
 def keep_compiled_code() -> None:
-    """Make `torch.compile` store its output in the cache of regard, unless the environment names another folder."""
+    """Make `torch.compile` store compiled code in regard's cache, unless the user has set TORCHINDUCTOR_CACHE_DIR."""
     folder = os.environ.get(COMPILE_CACHE, "")
     default = not folder or Path(folder).name.startswith("torchinductor_")  # torch's own, which a reboot may clear
     if default and (compiled := cache.compile_folder()) is not None:
@@ -89,7 +89,7 @@ def keep_compiled_code() -> None:
 
 
 def _grown(weights: Mapping[str, Tensor], initial: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the weights; rows that they lack, such as those of new classes, are taken from `initial`."""
+    """Return `weights`; rows that a tensor lacks, such as those of new classes, are taken from `initial`."""
     return {
         name: torch.cat([tensor, initial[name][len(tensor) :].to(tensor.device)])
         if name in initial and initial[name].shape != tensor.shape and initial[name].shape[1:] == tensor.shape[1:]
@@ -99,7 +99,7 @@ def _grown(weights: Mapping[str, Tensor], initial: Mapping[str, Tensor]) -> dict
 
 
 def held_out(recipe: Recipe, data: Prepared) -> HeldOut | None:
-    """Return the validation text for a recipe, or None if there is none."""
+    """Return the validation set of a recipe, or None if the recipe has no validation text."""
     if data.valid is None or not data.valid.rows:
         return None
     batching, longest, limit = recipe.data.batching, recipe.data.longest, recipe.length_limit
@@ -116,10 +116,10 @@ def measure_of(
     decode: int | None = None,
     show: Callable[[Sample], None] | None = None,
 ) -> Callable[[Model], Metrics] | None:
-    """Return a function that computes the metrics of a model on the validation text, or None if there is no such text.
+    """Return a function that computes the validation metrics of a model, or None if the recipe has no validation text.
 
-    The function translates `decode` examples and calls `show` with a sample output. If `decode` is None, `train.decode`
-    of the recipe is the number of examples.
+    The function decodes the first `decode` validation examples (default: `train.decode` of the recipe) for metrics of
+    text, and calls `show` with a sample output.
     """
     records = held_out(recipe, data)
     if records is None:
@@ -138,10 +138,10 @@ def measure_of(
 
 
 def sample_output(model: Model, records: HeldOut, outputs: Sequence[str]) -> Sample | None:
-    """Return a sample output for a short validation example, or None if there is no text to show.
+    """Return the model's output for a short validation example, or None if there is no output to show.
 
-    `outputs` are the outputs for the first validation examples. If it is empty, a language model completes the first
-    half of the example.
+    `outputs` has the model's outputs for the first validation examples. If `outputs` is empty and the model is a
+    language model, the model continues the first half of the example.
     """
     objective = records.objective
     pairs = [objective.pair(record) for record in records.texts[: len(outputs) or SAMPLED]]
@@ -164,7 +164,7 @@ def sample_output(model: Model, records: HeldOut, outputs: Sequence[str]) -> Sam
 
 
 def forward_flops(recipe: Recipe, data: Prepared) -> float:
-    """Return the FLOPs of a forward pass per predicted label, for texts of the mean length."""
+    """Return the FLOPs of a forward pass per predicted token, or per text for a classifier, at the mean text length."""
     from regard.models.cost import cost  # noqa: PLC0415  # torch's counter takes a second and a half to import
 
     column = data.objective.measured[-1]

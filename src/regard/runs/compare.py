@@ -1,4 +1,4 @@
-"""Compare runs: recipe differences, model sizes, validation curves, best scores, speed and training time."""
+"""Compare training runs: recipe differences, model sizes, validation curves, best scores, speed and training time."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -27,7 +27,7 @@ Curve = list[tuple[int, float]]  # (step, value)
 
 @dataclass(frozen=True)
 class RunSummary:
-    """The facts about one compared run, read from its recipe and log."""
+    """Summary of one training run, read from the recipe and the log in the run folder."""
 
     name: str
     path: str
@@ -43,7 +43,7 @@ class RunSummary:
     curves: dict[str, Curve]  # validation curves, keyed by metric
 
     def best(self, metric: str) -> tuple[int, float] | None:
-        """Return the step and the value of the best validation by `metric`, or None if it was not measured."""
+        """Return (step, value) of the best validation by `metric`, or None if the run has not measured `metric`."""
         curve = self.curves.get(metric)
         if not curve:
             return None
@@ -52,14 +52,14 @@ class RunSummary:
 
 @dataclass(frozen=True, repr=False)
 class RunComparison:
-    """A comparison of runs, as a table, as JSON or as a plot of the validation curves."""
+    """A comparison of training runs, which can be shown as a table, as JSON or as a plot of the validation curves."""
 
     runs: tuple[RunSummary, ...]
     differences: dict[str, tuple[Any, ...]]  # path in the recipe -> the value in each run
 
     @property
     def metrics(self) -> list[str]:
-        """The measured metrics: the loss, then the metrics that rank checkpoints, then all others."""
+        """The metrics measured in any run: the loss, then the metrics that rank checkpoints, then all others."""
         names = ["loss", *(run.criterion for run in self.runs), *(name for run in self.runs for name in run.curves)]
         return [name for name in dict.fromkeys(names) if any(run.curves.get(name) for run in self.runs)]
 
@@ -109,7 +109,7 @@ class RunComparison:
         }
 
     def plot(self, path: str | Path) -> None:
-        """Plot the validation curves into a .png, .svg or .html file. This needs matplotlib."""
+        """Write a plot of the validation curves to a .png, .svg or .html file. Requires matplotlib."""
         path = Path(path)
         if path.suffix not in PLOTS:
             raise SpecError("--plot", f"{str(path)!r} is not a {', '.join(PLOTS[:-1])} or {PLOTS[-1]} file")
@@ -149,9 +149,9 @@ class RunComparison:
 
 
 def compare(*runs: str | Path | TrainedModel, trust_code: bool = False) -> RunComparison:
-    """Return a comparison of runs: recipes, model sizes, validation curves, best scores, speed and training time.
+    """Compare training runs: recipes, model sizes, validation curves, best scores, speed and training time.
 
-    Each run is a folder or a `TrainedModel`, and may still be training.
+    Each run is given as a run folder or as a `TrainedModel`. Its training may still be in progress.
 
     print(regard.compare("runs/a", "runs/b"))
     regard.compare("runs/a", "runs/b").plot("curves.png")
@@ -189,9 +189,9 @@ def _summary(name: str, path: Path, recipe: Recipe) -> RunSummary:
 
 
 def differences(values: Sequence[Any], path: str = "") -> Iterator[tuple[str, Sequence[Any]]]:
-    """Yield each path at which JSON values differ, with the values at that path.
+    """Yield (path, values) for each path at which the given JSON values are not all equal.
 
-    Objects of the same kind and lists of the same length are compared element by element.
+    Objects of the same `kind` and lists of the same length are compared element by element.
     """
     if all(value == values[0] and type(value) is type(values[0]) for value in values):
         return
@@ -206,7 +206,7 @@ def differences(values: Sequence[Any], path: str = "") -> Iterator[tuple[str, Se
 
 
 def _events(log: Path) -> Iterator[dict[str, Any]]:
-    """Yield the events of a log. A line that is only partly written is skipped."""
+    """Yield the events in a log file. Lines that are not valid events, such as partly written lines, are skipped."""
     try:
         lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
@@ -221,7 +221,7 @@ def _events(log: Path) -> Iterator[dict[str, Any]]:
 
 
 def _curves(events: Sequence[Mapping[str, Any]]) -> dict[str, Curve]:
-    """Return the validation curve of each metric."""
+    """Return the validation curves, keyed by metric: lists of (step, value)."""
     curves: dict[str, Curve] = {}
     for event in events:
         if event["event"] == "valid":
@@ -243,7 +243,7 @@ def _duration(seconds: float) -> str:
 
 
 def _sparkline(values: Sequence[float], low: float, high: float, width: int = 20) -> str:
-    """Return at most `width` evenly spaced values, with the first and the last, as a line of bars."""
+    """Return a sparkline (a line of bar characters) of at most `width` evenly spaced values, including the ends."""
     if not values:
         return ABSENT
     if len(values) > width:
@@ -253,7 +253,7 @@ def _sparkline(values: Sequence[float], low: float, high: float, width: int = 20
 
 
 def _short(value: Any) -> str:
-    """Return a recipe value as a short text for a table cell: the kind of a part, or the value."""
+    """Return a recipe value as short text for a table cell. A model or recipe part is abbreviated to its `kind`."""
     if isinstance(value, dict):
         return str(value.get("kind", "table"))
     text = "none" if value is None else value if isinstance(value, str) else json.dumps(value)

@@ -23,7 +23,7 @@ BATCH = 32  # texts decoded together
 
 @dataclass(frozen=True)
 class TextDecoder:
-    """Models and a search, which together translate sources or continue prompts."""
+    """Models and search settings for translating source texts or continuing prompts."""
 
     texts: Texts
     translates: bool
@@ -33,12 +33,12 @@ class TextDecoder:
     batch_size: int
 
     def outputs(self, texts: Iterable[str], first: int = 0) -> Iterator[list[Output]]:
-        """Yield the n best outputs for each text, in order; `first` is the index of the first text among all texts."""
+        """Yield the n best outputs for each text, in order. The first text has the index `first` in the whole input."""
         decode = self.texts.translate if self.translates else self.texts.generate
         return decode(texts, self.search, self.batch_size, self.limits, self.constraints, first)
 
     def stream(self, text: str, number: int = 0) -> Iterator[str]:
-        """Yield the pieces of one output as they are generated; `number` is the index of the text among all texts."""
+        """Yield one output in pieces, as it is generated; `number` is the index of the text in the whole input."""
         decode = self.texts.translate_stream if self.translates else self.texts.generate_stream
         return decode(text, self.search, self.limits, self.constraints, number)
 
@@ -65,10 +65,11 @@ def text_decoder(  # noqa: PLR0913  # the options of the command line
     best: bool = False,
     **options: Unpack[SearchOptions],
 ) -> TextDecoder:
-    """Return a decoder for one run, or for several runs as an ensemble, with these options.
+    """Return a `TextDecoder` with these options, for one trained model or for several as an ensemble.
 
-    `threads` is the number of CPU threads of an engine other than the native one, and `report` is called with its
-    progress messages. If `best`, only the best output is used, and the beam may be smaller than the recipe's `n_best`.
+    `threads` is the number of CPU threads of an engine other than the native one, and `report` is called with the
+    progress messages of that engine. Set `best` if only the best output for each text is used; the beam size may then
+    be smaller than the recipe's `n_best`.
     """
     for name, value in ({"n_best": n_best} | options).items():
         if search is not None and value not in (None, (), []):
@@ -94,7 +95,7 @@ def text_decoder(  # noqa: PLR0913  # the options of the command line
 
 
 def ensemble(runs: "Sequence[TrainedModel]", warn: Warn = lambda _: None) -> Texts:
-    """Return runs as one ensemble for text. The runs must have the same tokenizers and objective."""
+    """Combine trained models into an ensemble that decodes text. They must have the same tokenizers and objective."""
     first = runs[0]
     generators: list[Generator] = []
     for run in runs:

@@ -1,4 +1,4 @@
-"""The report of `regard evaluate`: the scores of one or two systems on a test text, and their difference."""
+"""The report of `regard evaluate`: the scores of one or two systems on test text, and the score differences."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Test:
-    """The files and settings of a test, named as on the command line."""
+    """The test files and settings of an evaluation, named like the options of `regard evaluate`."""
 
     source: str | None = None
     reference: str | None = None
@@ -38,14 +38,14 @@ class Test:
     stride: int | None = None  # tokens between the windows of a stream; None: half a window
 
     def only(self, *names: str) -> None:
-        """Raise an error for a given file that is not one of `names`, because it would be ignored."""
+        """Raise an error if a file option that is not in `names` is given, because it would be ignored."""
         for name in ("source", "reference", "tsv", "text", "labelled"):
             if name not in names and getattr(self, name) is not None:
                 raise SpecError(f"--{name}", "would be ignored here; leave it out")
 
     @cached_property  # the file is read only once, because it may be a pipe
     def pairs(self) -> list[tuple[str, str]]:
-        """The pairs of source and reference on which a translator is tested."""
+        """Pairs (source, reference) on which a translation model is evaluated."""
         if self.tsv is not None:
             self.only("tsv")
             return list(TSV(self.tsv).records())
@@ -58,20 +58,20 @@ class Test:
 
     @cached_property
     def examples(self) -> list[tuple[str, str]]:
-        """The pairs of label and text on which a classifier is tested."""
+        """Pairs (label, text) on which a classifier is evaluated."""
         self.only("labelled")
         if self.labelled is None:
             raise SpecError("", "a classifier is evaluated on labelled text; give --labelled")
         return list(Labelled(self.labelled).records())
 
     def remarks(self) -> list[str]:
-        """Return warnings about how the files are read."""
+        """Return warnings about the content of the test files."""
         if self.tsv is not None:
             return TSV(self.tsv).remarks()
         return [] if self.labelled is None else Labelled(self.labelled).remarks()
 
     def lines(self) -> list[tuple[str]]:
-        """Return the lines of the text on which a language model is tested."""
+        """Return the lines of text on which a language model is evaluated."""
         self.only("text")
         if self.text is None:
             raise SpecError("", "a language model is evaluated on text; give --text")
@@ -80,7 +80,7 @@ class Test:
 
 @dataclass(frozen=True)
 class Outputs:
-    """The outputs of a system, computed by a run or read from a file, with facts about the run."""
+    """The outputs of a trained model, with facts about the model, or the outputs of any system, read from a file."""
 
     name: str
     texts: list[str]
@@ -104,9 +104,9 @@ def evaluate_run(
     warn: Warn = lambda _: None,
     metrics: Sequence[Metric] = (),
 ) -> dict[str, Any]:
-    """Return the scores of a run; with `against`, also those of a second system and their differences.
+    """Return the scores of a system. With `against`, also return the scores of a second system and the differences.
 
-    `name` and `against` are folders of runs or files of outputs. If `metrics` is empty, the usual ones are computed.
+    `name` and `against` are run folders or files of outputs. If `metrics` is empty, the usual metrics are computed.
     """
     first = None if holds_outputs(name) else load(name)
     if first is not None and first.objective.model == "language_model":
@@ -145,7 +145,7 @@ def evaluate_run(
 
 
 def holds_outputs(path: str) -> bool:
-    """Return whether `path` is a file or a pipe with outputs instead of the folder of a run."""
+    """Return whether `path` is a file or pipe, which contains outputs, rather than a run folder."""
     return Path(path).exists() and not Path(path).is_dir()
 
 
@@ -178,11 +178,11 @@ def _classified(run: "TrainedModel", test: Test, warn: Warn) -> Outputs:
 
 
 def _language_model(run: "TrainedModel", test: Test, chosen: Sequence[Metric]) -> dict[str, Any]:
-    """Return the scores of a language model on a text: by default loss, perplexity, and bits per byte.
+    """Return the scores of a language model on test text: by default loss, perplexity, and bits per byte.
 
-    The text is read as in training, as one stream or line by line. A stream is cut into windows that overlap by half,
-    unless `test.stride` is set, so that every predicted token has enough context. The windows of validation during
-    training do not overlap, and its loss is therefore higher.
+    The test text is read as in training, as one stream of tokens or line by line. A stream is cut into windows that
+    overlap by half, unless `test.stride` is set, so that every predicted token has enough context. The windows of
+    validation during training do not overlap, so the validation loss is higher.
     """
     records = test.lines()
     objective, tokenizers = run.objective, run.tokenizers
@@ -224,7 +224,7 @@ def _of_stream(run: "TrainedModel", text: Column, batching: Windows, stride: int
 
 
 def _scores(outputs: Outputs, references: Sequence[str], metrics: Sequence[Metric], classifies: bool) -> dict[str, Any]:
-    """Return the scores keyed by metric, with the signatures of the metrics that have one."""
+    """Return the scores, keyed by metric, and the signatures (settings) of the metrics that have a signature."""
     scores = {each.name: each.score(*_inputs(outputs, references, each, classifies)) for each in metrics}
     signatures = {name: score.signature for name, score in scores.items() if score.signature}
     about = {"signature": next(iter(signatures.values())), "signatures": signatures} if signatures else {}
@@ -234,7 +234,7 @@ def _scores(outputs: Outputs, references: Sequence[str], metrics: Sequence[Metri
 def _inputs(
     outputs: Outputs, references: Sequence[str], metric: Metric, classifies: bool
 ) -> tuple[Sequence[Any], Sequence[str]]:
-    """Return the inputs of a metric: outputs and references, or likelihoods without references."""
+    """Return the arguments of `metric.score`: (outputs, references), or (likelihoods, ()) for a likelihood metric."""
     if metric.needs == "likelihood":
         if not outputs.likelihood:
             raise SpecError("--metric", f"{metric.name!r} needs a model that translates, which {outputs.name} is not")
@@ -247,7 +247,7 @@ def _inputs(
 def _difference(
     own: Outputs, other: Outputs, references: Sequence[str], metric: Metric, classifies: bool, samples: int
 ) -> dict[str, Any]:
-    """Return the score of `own` minus the score of `other`, with its confidence interval and a verdict on `own`."""
+    """Return the score of `own` minus the score of `other`, with the confidence interval and a verdict on `own`."""
     inputs, targets = _inputs(own, references, metric, classifies)
     baseline, _ = _inputs(other, references, metric, classifies)
     comparison = paired_bootstrap(baseline, inputs, targets, metric, samples)
@@ -276,9 +276,9 @@ def evaluate(  # noqa: PLR0913  # the options of the command line
     warn: Warn = lambda _: None,
     **loading: Unpack[LoadOptions],
 ) -> dict[str, Any]:
-    """Return the report of `evaluate_run`, after a check that no option would be ignored.
+    """Check that no option would be ignored, then return the report of `evaluate_run`.
 
-    `run` is a trained model, a folder, which is loaded with `load(path, **loading)`, or a file of outputs.
+    `run` is a trained model, a run folder, which is loaded with `load(path, **loading)`, or a file of outputs.
     """
     if samples is not None and against is None:
         raise SpecError("--samples", "is an option of a comparison; give --against, or leave it out")
@@ -317,7 +317,7 @@ def evaluate(  # noqa: PLR0913  # the options of the command line
 
 
 def refuse_ignored(options: dict[str, bool], why: str) -> None:
-    """Raise an error if any of these options is given; `why` is the reason why it would be ignored."""
+    """Raise an error if an option (name -> whether it is given) is given that would be ignored for the reason `why`."""
     for name, is_given in options.items():
         if is_given:
             raise SpecError(name, f"would be ignored: {why}; leave it out")

@@ -1,7 +1,7 @@
-"""The commands that use a run, as Python functions: `translate`, `generate`, `classify`, `score` and `evaluate`.
+"""Python functions for the commands that use a model: `translate`, `generate`, `classify`, `score` and `evaluate`.
 
-The first argument is the folder of a run, or a `TrainedModel`. `translate` and `generate` also take a list of runs,
-which they use as an ensemble. The keyword arguments are the options of the command.
+The first argument is a run folder or a `TrainedModel`. `translate` and `generate` also take a list of these, which they
+use as an ensemble. The keyword arguments are the options of the command.
 """
 
 # pyright: reportOverlappingOverload=false
@@ -55,9 +55,9 @@ def load_runs(
     trust_code: bool = False,
     mapped: bool = False,
 ) -> list[TrainedModel]:
-    """Return the runs as trained models: folders are loaded, and a `TrainedModel` is used as it is.
+    """Return a list of trained models: each run folder is loaded, and a `TrainedModel` is used as it is.
 
-    The options apply to folders; they are refused if there is no folder to load.
+    The options apply to the loading of folders. Giving an option is an error if there is no folder to load.
     """
     listed = [runs] if isinstance(runs, str | Path | TrainedModel) else list(runs)
     if not listed:
@@ -73,7 +73,7 @@ def load_runs(
 
 
 def load_one(run: Runs, command: str, **options: Unpack[LoadOptions]) -> TrainedModel:
-    """Return the trained model for a command that takes one run; an ensemble is refused."""
+    """Return the trained model for a command that takes one model; raise an error for an ensemble."""
     loaded = load_runs(run, **options)
     if len(loaded) > 1:
         raise DataError(f"{command} takes one run, not an ensemble of {len(loaded)}")
@@ -100,14 +100,14 @@ def translate(
     workers: int | None = None,
     **options: Any,
 ) -> Any:
-    """Return the translation of a text, or a list with the translation of each text.
+    """Translate one text (a string) or several texts, and return a string or a list of strings.
 
-    With `n_best`, a list of the n best translations takes the place of each translation.
+    With `n_best`, each translation is replaced by a list of the n best translations.
 
         regard.translate("runs/mine", "How are you?", beam=8)
         regard.translate(["runs/a", "runs/b"], lines, batch_size=64)        # an ensemble
 
-    The options are described in `regard.runs.options`. By default, the search of the recipe is used.
+    The options are described in `regard.runs.options`. By default, the search settings of the recipe are used.
     """
     loading, decoding = _split(options)
     processes = workers is not None and decoding.get("engine", "native") == "native"
@@ -139,7 +139,7 @@ def generate(
 def generate(
     run: Runs, prompts: str | Iterable[str], *, n_best: int | None = None, threads: int | None = None, **options: Any
 ) -> list[Output] | list[list[Output]]:
-    """Return the n best continuations of a prompt, or of each prompt, with their scores.
+    """Continue one prompt or several prompts, and return the n best continuations of each, with their scores.
 
         regard.generate("runs/novel", "Once upon a time", temperature=0.8, top_p=0.9, max_len=50)[0].text
 
@@ -157,7 +157,7 @@ def generate(
 
 
 def _split(options: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the options for loading a run, and all other options."""
+    """Return (loading, decoding): the options for loading a run, and all other options."""
     loading = {name: value for name, value in options.items() if name in LoadOptions.__annotations__}
     return loading, {name: value for name, value in options.items() if name not in loading}
 
@@ -176,7 +176,7 @@ def classify(
     warn: Warn = lambda _: None,
     **options: Unpack[LoadOptions],
 ) -> Prediction | list[Prediction]:
-    """Return the predicted class of a text, or of each text, with the probability of every class."""
+    """Predict the class of one text or of several texts. A prediction includes the probability of every class."""
     with cpu_threads(threads):
         return load_one(run, "classify", **options).classify(texts, batch_size, warn)
 
@@ -191,9 +191,9 @@ def score(
     warn: Warn = lambda _: None,
     **options: Unpack[LoadOptions],
 ) -> TextScore | list[TextScore]:
-    """Return the log-probability of a text, or a list with one score per text.
+    """Return the log-probability of one text, or a list with the log-probability of each of several texts.
 
-    Texts are strings, pairs of source and target, or `Output` objects; see `TrainedModel.score`.
+    A text is a string, a pair (source, target) or an `Output`; see `TrainedModel.score`.
     """
     with cpu_threads(threads):
         return load_one(run, "score", **options).score(texts, batch_size, warn)
@@ -201,7 +201,7 @@ def score(
 
 @accepts(EvaluationOptions, evaluate_options, load_runs)
 def evaluate(run: Run, *, threads: int | None = None, **options: Unpack[EvaluationOptions]) -> dict[str, Any]:
-    """Return the scores of a run, or of a file of its outputs, on test text, as `regard evaluate --json` prints them.
+    """Return the scores of a trained model, or of a file of outputs, on test text, as in `regard evaluate --json`.
 
     regard.evaluate("runs/mine", source="test.en", reference="test.de", against="runs/other")
     """

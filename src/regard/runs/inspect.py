@@ -19,7 +19,7 @@ Tokens = Mapping[str, Sequence[str]]
 
 @dataclass(frozen=True, repr=False)
 class Attention:
-    """The attention weights for one text, keyed by kind of attention, one tensor (heads, queries, keys) per layer.
+    """The attention weights for one text: for each kind of attention, one tensor (heads, queries, keys) per layer.
 
     For example, `weights["decoder.cross"][2]` has the weights of cross-attention in the third layer of the decoder.
     `tokens["encoder"]` and `tokens["decoder"]` are the tokens that the encoder and the decoder read.
@@ -29,9 +29,9 @@ class Attention:
     weights: Mapping[str, Sequence[Tensor]]
 
     def draw(self, kind: str | None = None, layer: int = -1, head: int | None = None, width: int = 100) -> str:
-        """Return an attention matrix as text, with queries in rows.
+        """Return the attention matrix of one layer drawn as text, with one row per query and one column per key.
 
-        If `kind` is None, the last kind in `weights` is drawn; if `head` is None, the mean of all heads.
+        `kind` is a key of `weights`, by default the last one. If `head` is None, the mean over all heads is drawn.
         """
         kind = kind or list(self.weights)[-1]
         if kind not in self.weights:
@@ -52,9 +52,9 @@ class Attention:
 
 @dataclass(frozen=True, repr=False)
 class HiddenStates:
-    """The hidden states for one text, keyed by encoder and decoder.
+    """The hidden states for one text, as lists of tensors of shape (tokens, width), keyed by `encoder` and `decoder`.
 
-    The first tensor is the input of the first layer; the output of each layer follows. All have shape (tokens, width).
+    The first tensor in a list is the input of the first layer. The others are the outputs of the layers, in order.
     """
 
     tokens: Tokens
@@ -84,7 +84,7 @@ def attention(run: "TrainedModel", text: str, target: str | None = None) -> Atte
 
 
 def hidden_states(run: "TrainedModel", text: str, target: str | None = None) -> HiddenStates:
-    """Return the hidden states for a text; `target` has the same meaning as in `TrainedModel.attention`."""
+    """Return the hidden states for a text; see `TrainedModel.hidden_states`."""
     batch, tokens, lengths = _batch(run, text, target)
     states = {
         side: [_cut(layer[0], (-2,), batch, lengths) for layer in layers]
@@ -94,7 +94,7 @@ def hidden_states(run: "TrainedModel", text: str, target: str | None = None) -> 
 
 
 def _batch(run: "TrainedModel", text: str, target: str | None) -> tuple[Batch, Tokens, dict[str, int]]:
-    """Return a batch of one row, its tokens keyed by encoder and decoder, and the lengths without padding."""
+    """Return (batch, tokens, lengths) for one text; `lengths` are the lengths of source and target without padding."""
     if run.command == "generate":
         batch = run.batch([text])
     else:

@@ -25,29 +25,29 @@ Paths = str | Path | Sequence[str | Path]
 
 
 class RequestOptions(TypedDict, total=False):
-    """The training text and settings of the recipe. Settings that are not given are chosen automatically."""
+    """Options for a new training run: training text and recipe settings. Other settings are chosen automatically."""
 
-    source: str | Path | None  # source text, one sentence per line
-    target: str | Path | None  # the translation of the source, line by line
-    valid_source: str | Path | None  # validation source; if not given, part of the training text is used
-    valid_target: str | Path | None  # the translation of the validation source
-    tsv: Paths  # tab-separated source and target
-    jsonl: Paths  # JSON lines with source and target
-    text: Paths  # text for a language model
-    labelled: Paths  # tab-separated label and text, for a classifier
-    valid: str | Path | None  # validation file of the same kind as tsv, jsonl, text or labelled
+    source: str | Path | None  # file of source text, one sentence per line
+    target: str | Path | None  # file with the translation of each line of the source file
+    valid_source: str | Path | None  # validation source file; default: part of the training text is held out
+    valid_target: str | Path | None  # file with the translation of each line of the validation source
+    tsv: Paths  # files of tab-separated source and target
+    jsonl: Paths  # files with one JSON object per line, with source and target
+    text: Paths  # text files for a language model
+    labelled: Paths  # files of tab-separated label and text, for a classifier
+    valid: str | Path | None  # validation file in the same format as tsv, jsonl, text or labelled
     recipe: str | Path | None  # a .toml or .json recipe, which the other options override
-    preset: str | None  # the name of a model
-    variants: str | Sequence[str]  # modifications by name, or module:function
+    preset: str | None  # name of a published model, such as "gpt2_small"
+    variants: str | Sequence[str]  # names of model modifications, or module:function
     changes: str | Sequence[str]  # PATH=VALUE edits of the recipe, such as "train.accumulate=2"
-    start: str | Path | None  # the run to start from (--from)
+    start: str | Path | None  # folder of the training run to fine-tune (--from)
     steps: int | None  # training steps: train.steps
     time: str | float | None  # time budget for which the training is planned: 300 (seconds), "5m", "2h"
     trust_code: bool  # import parts that are named as module:Class
 
 
 class LoadOptions(TypedDict, total=False):
-    """The options for loading a run from its folder; a `TrainedModel` is already loaded and takes none of them."""
+    """Options for loading a trained model from a run folder. A `TrainedModel`, which is already loaded, takes none."""
 
     average: int | None  # use the mean of the last N checkpoints
     device: str  # auto, cpu, cuda or mps
@@ -56,7 +56,7 @@ class LoadOptions(TypedDict, total=False):
 
 
 class SearchOptions(TypedDict, total=False):
-    """The options of the search for outputs. Settings that are not given come from the recipe (`decode`)."""
+    """Options for beam search or sampling. Options that are not given are taken from the recipe (`decode`)."""
 
     beam: int | None  # beam size; 1 is greedy search
     temperature: float | None  # sampling temperature; lower is more conservative
@@ -68,7 +68,7 @@ class SearchOptions(TypedDict, total=False):
 
 
 class DecodingOptions(SearchOptions, total=False):
-    """The options for decoding: those of the search, and constraints on the output."""
+    """Options for decoding: beam search or sampling, and constraints on the output."""
 
     min_len: int  # minimum length of an output in tokens
     max_len: int | None  # maximum length of an output in tokens
@@ -78,32 +78,32 @@ class DecodingOptions(SearchOptions, total=False):
     no_repeat: int  # forbid repeated sequences of N tokens; 0 allows them
     batch_size: int  # texts decoded together; affects speed only
     warn: Warn  # called with each warning
-    search: Search | None  # a search, in place of the search options
+    search: Search | None  # a complete search, in place of the search options
     limits: Limits | None  # in place of min_len and max_len
     wishes: Constraints | None  # in place of prefix, required, banned and no_repeat
 
 
 class EvaluationOptions(LoadOptions, total=False):
-    """The test text, the metrics and the search."""
+    """Options for evaluation: test text, metrics and search settings."""
 
     source: str | None  # file of test text to translate
     reference: str | None  # file of human translations of the source
     tsv: str | None  # file of tab-separated source and reference, in place of `source` and `reference`
     text: str | None  # file of test text for a language model
     labelled: str | None  # file of labelled test text for a classifier
-    against: str | None  # a run to compare with, or a file of its outputs
+    against: str | None  # a second run folder, or a file of outputs, to compare with
     tokenize: str | None  # sacreBLEU's tokenizer: 13a, none, intl, zh, char, ...
     beam: int | None  # beam size
     changes: str | Sequence[str]  # PATH=VALUE edits of the search
     batch_size: int | None  # texts decoded together
     stride: int | None  # for a language model, tokens from one window to the next; None: half a window
     samples: int | None  # number of resamples in the paired bootstrap
-    metrics: str | Sequence[str]  # names of metrics, or module:Class; default: the usual metrics of the task
+    metrics: str | Sequence[str]  # names of metrics, or module:Class; default: those usual for the task
     warn: Warn  # called with each warning
 
 
 class TranslationOptions(DecodingOptions, total=False):
-    """The options of `translate`: those for decoding, and the choice of an engine."""
+    """Options of `translate`: the options for decoding, and the inference engine."""
 
     engine: str | Engine  # "native" or "ctranslate2"; the latter exports the run on first use
     quantize: str | None  # the type in which an export stores weights: int8 or float16
@@ -122,10 +122,11 @@ def search_from_options(  # noqa: PLR0913  # the options of the command line
     changes: str | Sequence[str] = (),
     trust_code: bool = False,
 ) -> Search:
-    """Return the search `default` of a recipe, modified by these options.
+    """Return `default`, the search of a recipe, modified by these options.
 
-    `beam` selects beam search, and any sampling setting selects sampling. If `default` is the other one of the two, the
-    settings that are not given have their usual defaults. If `default` is neither, only `changes` can modify it.
+    `beam` selects beam search, and `temperature`, `top_k`, `top_p` or `min_p` selects sampling. If `default` is of the
+    other kind, settings that are not given have the general defaults of the new search. If `default` is neither beam
+    search nor sampling, it can be modified only by `changes`.
     """
     edits = parse_changes(several(changes), "decode")
     sampling = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p}
@@ -157,7 +158,7 @@ def search_from_options(  # noqa: PLR0913  # the options of the command line
 
 
 def _beam_search(default: Beam, beam: int | None, n_best: int | None) -> Beam:
-    """Return beam search with this beam size; if `beam` is None, the beam size is at least `n_best`."""
+    """Return `default` with these settings. If `beam` is None, the beam size is at least the number of outputs."""
     outputs = n_best or default.n_best
     beam_size = beam if beam is not None else max(default.beam_size, outputs)
     if outputs > beam_size:
@@ -173,16 +174,17 @@ def _flag(name: str) -> str:
 
 
 def one_best(search: Search, beam: int | None) -> Search:
-    """Return the search with `n_best` limited to the beam size, for callers that use only the best output."""
+    """Return the search with `n_best` reduced to at most `beam`, for callers that use only the best output."""
     if beam is None or not isinstance(search, Beam):
         return search
     return replace(search, n_best=min(search.n_best, beam))
 
 
 def accepts(options: Any, *functions: Callable[..., Any]) -> Callable[[Function], Function]:
-    """Return a decorator that adds the keys of the TypedDict `options` to the signature of a function.
+    """Return a decorator that lists the keys of the TypedDict `options` as parameters in the signature of a function.
 
-    The function takes the keys as `**options` and passes them to `functions`, whose defaults the signature shows.
+    The decorated function takes these options as `**options` and passes them to `functions`. The signature shows the
+    default values of `functions`.
     """
 
     def expanded(function: Function) -> Function:
@@ -210,12 +212,12 @@ def cpu_threads(threads: int | None) -> Iterator[None]:
 
 
 def several(values: str | Path | Iterable[str | Path] | None) -> list[str]:
-    """Return one or more paths or names as a list of strings. A single string becomes a list of one."""
+    """Return paths or names as a list of strings. A single string becomes a list of one; None becomes an empty list."""
     return [str(values)] if isinstance(values, str | Path) else [str(value) for value in values or ()]
 
 
 def seconds(time: str | float | None, option: str = "--max-time") -> float | None:
-    """Return a time in seconds; `time` is a number or a text such as `90`, `90s`, `30m` or `2h`."""
+    """Convert a duration to seconds; `time` is a number of seconds, or a text such as `90`, `90s`, `30m` or `2h`."""
     if time is None:
         return None
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([smh]?)", str(time).strip())

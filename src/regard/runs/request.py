@@ -1,4 +1,4 @@
-"""Build a recipe request from the options of a command or function call, and check it before any text is read."""
+"""Build a recipe request (a recipe with open settings) from command options, and check it before any text is read."""
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -39,10 +39,11 @@ def request_from_options(  # noqa: PLR0913  # the options of the command line
     time: str | float | None = None,
     trust_code: bool = False,
 ) -> RecipeRequest:
-    """Return the recipe request for the options of a command line.
+    """Return the recipe request for the options of `regard train`.
 
     The training text is given as `source` and `target`, `tsv` or `jsonl` for translation, as `text` for a language
-    model, as `labelled` for a classifier, or by a `recipe` file, whose settings the other options override.
+    model, as `labelled` for a classifier, or in a recipe file (`recipe`). All other options override the settings of
+    the recipe file.
     """
     record = read_file(Path(recipe)) if recipe is not None else {}
     changes, pair = several(changes), _parallel_files(source, target)
@@ -77,7 +78,7 @@ def request_from_options(  # noqa: PLR0913  # the options of the command line
 
 
 def _parallel_files(source: str | Path | None, target: str | Path | None) -> dict[str, Any]:
-    """Return the source and target files, None for a missing one; an empty dict if both are missing."""
+    """Return a dict of the source and target paths, with None for a missing one; it is empty if both are missing."""
     if not source and not target:
         return {}
     return {"source": source and str(source), "target": target and str(target)}
@@ -86,7 +87,10 @@ def _parallel_files(source: str | Path | None, target: str | Path | None) -> dic
 def _with_files(
     record: Mapping[str, Any], files: Mapping[str, list[dict[str, Any]]], valid: dict[str, Any] | str | None
 ) -> dict[str, Any]:
-    """Return the recipe record with the files of a command line, listed by kind of corpus, in its data section."""
+    """Return a copy of a recipe table in which the data section has the text files given on the command line.
+
+    `files` has the training files, keyed by format (`parallel`, `tsv`, ...); `valid` has the validation files.
+    """
     kinds = [kind for kind, entries in files.items() if entries]
     record = dict(record)
     if not kinds:
@@ -118,7 +122,7 @@ def _with_files(
 
 
 def _section(record: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """Return a copy of a section of a recipe, empty if the recipe has none."""
+    """Return a copy of one section of a recipe table, or an empty dict if the recipe does not have this section."""
     section = record.get(name, {})
     if not isinstance(section, Mapping):
         raise SpecError(name, f"needs a table, not {repr(section)[:40]}")
@@ -126,7 +130,7 @@ def _section(record: Mapping[str, Any], name: str) -> dict[str, Any]:
 
 
 def check_request(request: RecipeRequest) -> None:
-    """Raise an error for anything wrong with a recipe request that can be detected before its text is read."""
+    """Check the settings, files and model of a recipe request, and raise an error before any training text is read."""
     if request.train.time is not None and request.train.validate_every is not None:
         raise SpecError(
             "train.validate_every", "is not used with a time, which validates by the clock; leave one of the two out"
@@ -151,7 +155,7 @@ def check_request(request: RecipeRequest) -> None:
 
 
 def _check_modifications(request: RecipeRequest) -> None:
-    """Raise an error if the edits and variants fit none of the models from which the planner will choose."""
+    """Raise an error unless the edits and variants of a request fit at least one model that the planner can choose."""
     refusals = []
     for candidate in planner.candidates(request.data.objective):
         try:
@@ -163,7 +167,7 @@ def _check_modifications(request: RecipeRequest) -> None:
 
 
 def check_family(model: Any, objective: Objective) -> None:
-    """Raise an error for a model that cannot learn the objective."""
+    """Raise an error if the model cannot be trained for the objective, such as a language model for classification."""
     built = build(model, device="meta")
     generates = isinstance(built, LanguageModel)
     fits = {

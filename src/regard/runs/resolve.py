@@ -40,11 +40,12 @@ def resolve(  # noqa: PLR0913  # ablations pass all of them
     hardware: Hardware | None = None,
     elapsed: float = 0.0,
 ) -> Recipe:
-    """Return the complete recipe, and call `report` with each choice and its reason.
+    """Return the complete recipe for a request, and call `report` with each chosen setting and the reason for it.
 
-    `parent` is the run from which fine-tuning starts. `packs` allows packed rows where they are best. `attention`
-    restricts the choice of a model to Transformers, so that parts of attention can be modified. If `hardware` is None,
-    the plan assumes a typical device of this type. `elapsed` is the part of the time budget already used, in seconds.
+    `parent` is the trained model from which fine-tuning starts. `packs` allows several texts per batch row (packing).
+    `attention` restricts the choice of a model to Transformers, so that parts of attention can be modified. If
+    `hardware` is None, a typical device of this type is assumed. `elapsed` is the used part of the time budget, in
+    seconds.
     """
     objective, vocabulary = data.objective, {name: data.tokenizers[name].size for name in data.objective.encoded}
     joint = len(tokenizer_files(data.tokenizers)) == 1
@@ -72,7 +73,7 @@ def resolve(  # noqa: PLR0913  # ablations pass all of them
         batching,
         request.train,
         hardware or planner.nominal(device.type),
-        planner.Given(known, trained=parent is not None, attention=attention),
+        planner.ModelChoice(known, trained=parent is not None, attention=attention),
         finished if known is None else lambda _: known,
         elapsed=elapsed,
         longest=longest,
@@ -102,7 +103,7 @@ def resolve(  # noqa: PLR0913  # ablations pass all of them
 
 
 def _length_limit(data: Prepared, parent: TrainedModel | None, reasons: list[str]) -> LengthLimit | None:
-    """Return the length limit of translations, from the training text and the parent; None if nothing is translated."""
+    """Return the length limit of translations, given the training text and the parent run; None for other tasks."""
     if data.objective.model != "sequence_to_sequence":
         return None
     limit = length_limit.of_tables(data.train)
@@ -114,13 +115,13 @@ def _length_limit(data: Prepared, parent: TrainedModel | None, reasons: list[str
 
 
 def _window_length(device: torch.device, tokens: int) -> int:
-    """Return the window length for a stream of text, which is longer on a GPU and shorter for a short text."""
+    """Return the window length for a language model on a stream of text: longer on a GPU, shorter for a short text."""
     length = 128 if device.type == "cpu" else 512 if tokens >= 1_000_000 else 256
     return max(16, min(length, tokens // 8))
 
 
 def longest_packed(data: Prepared) -> int:
-    """Return the length of the longest text, source or target, as it is stored in a packed row."""
+    """Return the maximum number of tokens that one source or target text takes in a packed batch row."""
     unread, names = data.objective.unread, data.objective.measured
     tables = [table for table in data.train if table.rows]
     return max(int(table[name].lengths.max()) - unread.get(name, 0) for table in tables for name in names)
@@ -132,7 +133,7 @@ def _known_model(
     objective: Objective,
     fits: Callable[[ModelSpec], Mapping[str, Any]],
 ) -> ModelSpec | None:
-    """Return the model of the parent, or else that of the request; None if the planner must choose one."""
+    """Return the model of the parent run or, without one, of the request; None if the planner must choose a model."""
     if parent is None:
         return None if request.model is None else model_for(request, None, fits)[1]
     model = parent.recipe.model
@@ -142,7 +143,10 @@ def _known_model(
 
 
 def choose_metric(train: TrainSpec, data: Prepared, reasons: list[str]) -> TrainSpec:
-    """Return `train` with the metric that ranks checkpoints and the BLEU tokenizer, chosen to suit the targets."""
+    """Return the training settings with a checkpoint metric and a BLEU tokenizer that suit the targets.
+
+    The reason for the metric is appended to `reasons`.
+    """
     if data.objective.model != "sequence_to_sequence" or not data.valid_texts:
         return train  # the objective determines the metric, and nothing is decoded
     choice = target_text.choose([data.objective.pair(record)[1] for record in data.valid_texts], train.bleu_tokenize)
@@ -154,7 +158,7 @@ def choose_metric(train: TrainSpec, data: Prepared, reasons: list[str]) -> Train
 
 
 def labels_after(parent: TrainedModel, data: DataSpec, report: Callable[[str], None]) -> tuple[str, ...]:
-    """Return the labels of the parent classifier in their order, followed by new labels from the training text."""
+    """Return the labels of the parent classifier in their order, followed by the new labels for fine-tuning."""
     known, given = parent.objective.labels, data.objective.labels
     if given and given[: len(known)] != known:
         raise SpecError(
@@ -174,7 +178,7 @@ def labels_after(parent: TrainedModel, data: DataSpec, report: Callable[[str], N
 
 
 def tokenizer_files(tokenizers: dict[str, Tokenizer]) -> dict[str, Tokenizer]:
-    """Return the tokenizers keyed by file name: one joint tokenizer, or one each for source and target."""
+    """Return the tokenizers, keyed by file name: one joint tokenizer, or a separate one for source and target."""
     if len({tokenizer.sha256 for tokenizer in tokenizers.values()}) == 1:
         return {"tokenizer.json": next(iter(tokenizers.values()))}
     return {f"tokenizer.{name}.json": tokenizer for name, tokenizer in tokenizers.items()}

@@ -1,4 +1,4 @@
-"""Training in a run folder: start or resume a run, stop on a signal, and report the effect of fine-tuning."""
+"""Training in a run folder: start or resume a run, stop on a signal, and report how fine-tuning changed the metrics."""
 
 import signal
 import threading
@@ -32,12 +32,12 @@ from regard.training.log import Log, TensorBoard, environment
 from regard.training.spec import TrainSpec
 from regard.training.trainer import Outcome, Trainer, Watcher, precision
 
-PARENT_RECORDS = 200  # validation examples of the parent, translated before and after fine-tuning
+PARENT_RECORDS = 200  # validation examples of the parent run, translated before and after fine-tuning
 
 
 @dataclass(frozen=True)
 class TrainingOptions:
-    """Options for one call of a training command that are not part of the recipe."""
+    """Options of a training command that are not part of the recipe."""
 
     device: str = "auto"
     max_time: float | None = None  # seconds after which training saves and stops
@@ -60,15 +60,15 @@ def train(
     quiet: bool = True,
     **options: Unpack[RequestOptions],
 ) -> TrainedModel:
-    """Train on text files into the folder `out`, and return the trained model.
+    """Train a model on text files, save it in the run folder `out`, and return the trained model.
 
         regard.train("runs/mine", source="train.en", target="train.de", time="10m")
         regard.train("runs/novel", text="novel.txt", preset="gpt2_small", steps=1000, changes="model.dropout=0.2")
 
-    The options are those of `regard train` (see `regard.runs.options.RequestOptions`). Training saves and stops after
-    `max_time`, in seconds or as a text such as "30m"; `regard.resume` continues the run. `cache` allows prepared data
-    to be read from the cache and stored there. `plain` trains the readable form of the model, without the kernels of
-    `regard.fast`.
+    The options are those of `regard train` (see `regard.runs.options.RequestOptions`). After `max_time`, in seconds or
+    as a text such as "30m", training saves a checkpoint and stops; `regard.resume` continues the run. `cache` allows
+    prepared data to be read from the cache and stored there. `plain` trains the readable form of the model, without the
+    kernels of `regard.fast`.
     """
     request, trust_code = request_from_options(**options), options.get("trust_code", False)
     settings = TrainingOptions(device, seconds(max_time), quiet, trust_code, cache, plain)
@@ -79,9 +79,9 @@ def train(
 def start_run(
     request: RecipeRequest, out: str | Path, options: TrainingOptions | None = None, beside: Sequence[str] = ()
 ) -> tuple[TrainedModel, Outcome]:
-    """Train in a new folder, and return the trained model and the outcome.
+    """Train in a new run folder; return the trained model and the outcome of training.
 
-    The folder may already contain the files named in `beside`, but no others.
+    The folder may already contain files named in `beside`, but no other files.
     """
     options = options or TrainingOptions()  # not a default value, because the time budget begins now
     folder = RunFolder(out)
@@ -108,7 +108,7 @@ def start_run(
 
 
 def _check_free(folder: RunFolder, beside: Sequence[str]) -> None:
-    """Raise an error if the folder contains files other than a lock, temporary files and those in `beside`."""
+    """Raise an error if the folder contains files other than a lock file, temporary files and those in `beside`."""
     free = not folder.path.exists() or (
         folder.path.is_dir()
         and all(path.name in (LOCK, *beside) or TEMPORARY.fullmatch(path.name) for path in folder.path.iterdir())
@@ -127,13 +127,13 @@ def resume(
     plain: bool = False,
     threads: int | None = None,
 ) -> TrainedModel:
-    """Continue a run exactly where it stopped, and return the trained model."""
+    """Continue a training run exactly where it stopped, and return the trained model."""
     with cpu_threads(threads):
         return resume_run(path, TrainingOptions(device, seconds(max_time), quiet, trust_code, plain=plain))[0]
 
 
 def resume_run(path: str | Path, options: TrainingOptions | None = None) -> tuple[TrainedModel, Outcome]:
-    """Continue a run where it stopped, and return the trained model and the outcome.
+    """Continue a training run where it stopped; return the trained model and the outcome of training.
 
     A run that stopped before its first checkpoint starts again from the beginning.
     """
@@ -168,7 +168,8 @@ def _prepare_and_assemble(
 ) -> Trainer:
     """Return the trainer of a run.
 
-    Data and recipe are read from the folder if an earlier command wrote them; otherwise they are prepared now.
+    Data and recipe are read from the run folder if an earlier command has written them. Otherwise the data are prepared
+    and the recipe is resolved now.
     """
     parent = None
     if request.start is not None and folder.latest() is None:
@@ -217,7 +218,7 @@ def _prepared(
     options: TrainingOptions,
     console: TrainingConsole,
 ) -> tuple[Prepared, Recipe]:
-    """Return the prepared data and the resolved recipe of a new run, after writing both to the folder."""
+    """Prepare the data and resolve the recipe of a new run; write both to the run folder and return them."""
     if parent is not None:
         if parent.objective.kind != request.data.objective.kind:
             raise DataError(f"{parent.path} was trained for {parent.objective.kind}, not {request.data.objective.kind}")
@@ -247,7 +248,7 @@ def _prepared(
 def _fit(
     trainer: Trainer, folder: RunFolder, request: RecipeRequest, options: TrainingOptions, console: TrainingConsole
 ) -> tuple[TrainedModel, Outcome]:
-    """Train until the end, a signal or the time limit, and return the trained model and the outcome."""
+    """Train until the last step, a signal or the time limit; return the trained model and the outcome of training."""
     deadline = None if options.max_time is None else time.monotonic() + options.max_time
     try:
         with _signals() as caught:
@@ -279,9 +280,10 @@ def _fit(
 
 
 def _change_on_parent(start: str, run: TrainedModel, options: TrainingOptions) -> dict[str, Any] | None:
-    """Return the metrics on the validation text of the parent run, before and after fine-tuning.
+    """Return {"parent": path, "before": metrics, "after": metrics} on the validation text of the parent run.
 
-    The result is None if the parent cannot be loaded or memory runs out.
+    The metrics are measured before and after fine-tuning. The result is None if the parent cannot be loaded or memory
+    runs out.
     """
     try:
         parent = load(start, options.device, trust_code=options.trust_code, plain=options.plain)
@@ -314,7 +316,7 @@ def described_change(change: Mapping[str, Any], criterion: str) -> str:
 
 
 def inside_warmup(train: TrainSpec, step: int) -> str | None:
-    """Return a warning if training stopped during the warm-up of the learning rate, otherwise None."""
+    """Return a warning if training stopped during learning rate warm-up, and None otherwise."""
     warmup = getattr(train.schedule, "warmup", None) or 0
     if step >= warmup:
         return None
@@ -326,7 +328,7 @@ def inside_warmup(train: TrainSpec, step: int) -> str | None:
 
 @contextmanager
 def _signals() -> Iterator[list[str]]:
-    """Yield a list that receives the first Ctrl-C or SIGTERM; the second signal has its usual effect."""
+    """Yield a list to which the first Ctrl-C or SIGTERM is appended in words; the second has its usual effect."""
     caught: list[str] = []
     if threading.current_thread() is not threading.main_thread():
         yield caught

@@ -65,7 +65,7 @@ class TrainedModel:
 
     @property
     def tokenizer(self) -> Tokenizer:
-        """The tokenizer of the output text, or of the input text for a classifier."""
+        """The tokenizer of the target text, or of the input text for a classifier."""
         return self.tokenizers.get("target") or next(iter(self.tokenizers.values()))
 
     @property
@@ -80,7 +80,7 @@ class TrainedModel:
 
     @property
     def weights_sha256(self) -> str:
-        """The SHA-256 of the weights, independent of the format of their file."""
+        """The SHA-256 of the weights; it does not depend on the format of the weights file."""
         return weights_digest(self.model.state_dict())
 
     @property
@@ -90,12 +90,12 @@ class TrainedModel:
 
     @property
     def command(self) -> str:
-        """The command that uses this model: `translate`, `generate` or `classify`."""
+        """The `regard` command that uses this model: `translate`, `generate` or `classify`."""
         return COMMANDS[self.objective.model]
 
     @property
     def begin(self) -> tuple[int, ...]:
-        """The ids before a prompt: bos, or none if the model was trained on one stream of text."""
+        """The token ids before a prompt: bos, or no token if the model was trained on one stream of text."""
         return () if self.objective.stream else (self.tokenizer.bos,)
 
     def __repr__(self) -> str:
@@ -127,10 +127,10 @@ class TrainedModel:
     def translate(
         self, texts: str | Iterable[str], *, n_best: int | None = None, **options: Unpack[TranslationOptions]
     ) -> Any:
-        """Return the translation of a text, or a list with the translation of each text.
+        """Translate one text (a string) or several texts, and return a string or a list of strings.
 
-        With `n_best`, a list of the n best translations takes the place of each translation. The options are those of
-        `regard translate` (see `regard.runs.options`). By default, the search of the recipe is used.
+        With `n_best`, each translation is replaced by a list of the n best translations. The options are those of
+        `regard translate` (see `regard.runs.options`). By default, the search settings of the recipe are used.
         """
         self.check_command("translate")
         decoder = text_decoder([self], n_best=n_best, best=True, **options)
@@ -150,9 +150,9 @@ class TrainedModel:
     def translations(
         self, texts: str | Iterable[str], *, n_best: int | None = None, **options: Unpack[TranslationOptions]
     ) -> list[Output] | Iterator[list[Output]]:
-        """Return the n best translations of a text with their scores, or an iterator over those of each text.
+        """Return the n best translations of a text, with scores; for several texts, an iterator of such lists.
 
-        An engine given by name is loaded again by each call. To load it only once, give the result of `self.engine`.
+        If `engine` is a name, each call loads the engine again. To load it only once, pass the result of `self.engine`.
         """
         self.check_command("translate")
         outputs = text_decoder([self], n_best=n_best, **options).outputs(_listed_texts(texts))
@@ -170,9 +170,10 @@ class TrainedModel:
     def generate(
         self, prompts: str | Iterable[str], *, n_best: int | None = None, **options: Unpack[DecodingOptions]
     ) -> list[Output] | list[list[Output]]:
-        """Return the n best continuations of a prompt, or of each prompt. The options are those of `regard generate`.
+        """Return the n best continuations of a prompt, or a list of these for each of several prompts.
 
-        Without `max_len`, a continuation has at most 200 tokens, or fewer if the model has fewer positions.
+        The options are those of `regard generate`. Without `max_len`, a continuation has at most 200 tokens, or fewer
+        if the model has fewer positions.
         """
         self.check_command("generate")
         outputs = list(text_decoder([self], n_best=n_best, **options).outputs(_listed_texts(prompts)))
@@ -180,7 +181,7 @@ class TrainedModel:
 
     @accepts(DecodingOptions, text_decoder, search_from_options)
     def stream(self, text: str, **options: Unpack[DecodingOptions]) -> Iterator[str]:
-        """Yield the pieces of a translation or continuation as they are generated. Needs beam size 1 or sampling."""
+        """Yield the pieces of a translation or continuation as they are generated. Requires beam size 1 or sampling."""
         return text_decoder([self], **options).stream(text)
 
     @overload
@@ -196,14 +197,14 @@ class TrainedModel:
         warn: Warn = lambda _: None,
         first: int = 0,
     ) -> TextScore | list[TextScore]:
-        """Return the log-probability of a text, or a list with one score per text.
+        """Return the log-probability of one text, or a list with the log-probability of each of several texts.
 
-        A text is scored with eos, as the tokenizer splits it. In a pair (source, target), the target is scored, and a
-        long source is truncated as in `translate`. A model that was trained on one stream of text has no bos and scores
-        each line as if it followed a line feed. An `Output` is scored with its own tokens after its source or prompt,
-        and with eos if it ended; the score equals its `log_prob`, except for rounding.
+        A string is tokenized and scored with eos. In a pair (source, target), the target is scored, and a long source
+        is truncated as in `translate`. A model that was trained on one stream of text has no bos and scores each text
+        as if it followed a line feed. In an `Output`, the generated tokens are scored after the source or prompt, with
+        eos if the output ended; the score equals `Output.log_prob`, except for rounding.
 
-        `first` is the index of the first text among all texts, for messages.
+        `first` is the index of the first text in the input, for messages.
         """
         if not isinstance(self.model, LanguageModel):
             raise DataError(f"{self.path} holds a classifier, which scores classes; use classify")
@@ -217,7 +218,7 @@ class TrainedModel:
         return scores[0] if single else scores
 
     def _rows_to_score(self, records: Sequence[Any], warn: Warn, first: int) -> list[ScoringInput]:
-        """Return the tokens to score for each text or `Output`."""
+        """Return the tokens to score for each text or `Output`, with the tokens that come before them."""
         if any(isinstance(record, Output) for record in records):
             if not all(isinstance(record, Output) for record in records):
                 raise DataError("texts: outputs and texts are scored in different ways; score them in separate calls")
@@ -233,7 +234,7 @@ class TrainedModel:
         return [ScoringInput(row[:1], row[1:], tuple(source)) for row, source in zip(ids, sources, strict=True)]
 
     def _records(self, records: Sequence[Any], first: int = 0) -> list[tuple[str, ...]]:
-        """Return the records as tuples; raise an error for a record that does not fit the objective."""
+        """Return the examples as tuples of texts; raise an error if an example does not fit the objective."""
         names = self.objective.texts
         for i, record in enumerate(records):
             if len(record) != len(names) or not all(isinstance(text, str) for text in record):
@@ -270,9 +271,9 @@ class TrainedModel:
     def classify(
         self, texts: str | Sequence[str], batch_size: int = BATCH, warn: Warn = lambda _: None, first: int = 0
     ) -> Prediction | list[Prediction]:
-        """Return the predicted class of a text, or of each text, with the probability of every class.
+        """Predict the class of one text or of several texts. A prediction includes the probability of every class.
 
-        `first` is the index of the first text among all texts, for messages.
+        `first` is the index of the first text in the input, for messages.
         """
         if not isinstance(self.model, Classifier) or not self.objective.labelled:
             raise DataError(f"{self.path} holds no classifier; train one with --labelled")
@@ -285,28 +286,31 @@ class TrainedModel:
     def evaluate(self, **options: Unpack[EvaluationOptions]) -> dict[str, Any]:
         """Return the scores on test text, for example `run.evaluate(source="test.en", reference="test.de")`.
 
-        The options are those of `regard evaluate`. With `against`, the result also has the difference from another run
-        and whether it is significant.
+        The options are those of `regard evaluate`. With `against`, the result includes the differences from a second
+        system and whether they are significant.
         """
         return evaluate(self, load, **options)
 
     def attention(self, text: str, target: str | None = None) -> Attention:
-        """Return the attention weights for a text, with its tokens.
+        """Return the attention weights for a text, and the tokens of the text.
 
-        The decoder of a translator reads `target`; if `target` is None, it reads the model's translation of the text.
+        The decoder of a translation model reads `target`, by default the model's own translation of the text.
         """
         return inspect.attention(self, text, target)
 
     def hidden_states(self, text: str, target: str | None = None) -> HiddenStates:
-        """Return the hidden states for a text, with its tokens. `target` has the same meaning as in `attention`."""
+        """Return the hidden states for a text, and the tokens of the text.
+
+        The decoder of a translation model reads `target`, by default the model's own translation of the text.
+        """
         return inspect.hidden_states(self, text, target)
 
     def export(
         self, to: str = NAME, quantize: str | None = None, out: str | Path | None = None, force: bool = False
     ) -> Exported:
-        """Export this run to the format of another engine, check the outputs, and return the export.
+        """Convert the model for another inference engine, compare the outputs of both, and return the export.
 
-        If `out` is None, the export is written into the folder of the run.
+        If `out` is None, the export is written into the run folder.
         """
         if to != NAME:
             raise SpecError("--to", f"{to!r} is not known; known: {NAME!r}")
@@ -314,14 +318,14 @@ class TrainedModel:
         return export(self.trained(), folder, quantize, own=out is None, force=force)
 
     def exports(self, quantize: str | None = None) -> Path:
-        """Return the folder inside this run for exports with this quantization."""
+        """Return the subfolder of the run folder for exports with this quantization."""
         folder = self.path / "exports"
         if folder.is_symlink():
             raise DataError(f"{folder} is a link, and nothing is written through links; give another folder with --out")
         return folder / f"{NAME}-{named(quantize)}"
 
     def trained(self) -> Trained:
-        """Return the parts of this run that an engine needs."""
+        """Return the model, tokenizers and validation examples, which an inference engine needs."""
         source = self.tokenizers.get("source", self.tokenizer)
         texts = held_out(RunFolder(self.path))
         return Trained(self.model, source, self.tokenizer, self.recipe.data.longest, self.step, texts)
@@ -333,7 +337,7 @@ class TrainedModel:
         threads: int | None = None,
         report: Callable[[str], None] = lambda _: None,
     ) -> Engine | None:
-        """Return the engine with this name, or None for the native engine, which is the model itself."""
+        """Return the inference engine with this name, or None for the native engine, which is the model itself."""
         if name == NAME:
             return engine(self.trained(), self.exports(quantize), quantize, threads, report)
         if name != "native":
@@ -343,13 +347,13 @@ class TrainedModel:
         return None
 
     def batch(self, records: Sequence[str | tuple[str, ...]]) -> Batch:
-        """Return texts as one batch, in the format used in training.
+        """Return training examples as one `Batch`, in the same format as in training.
 
-        For example, `run.model.loss(run.batch(records))` is the loss on these texts.
+        For example, `run.model.loss(run.batch(records))` is the loss on these examples.
 
-        `records` are pairs (source, target), single texts, or pairs (label, text), and the rows have the same order.
-        The texts of a stream are joined and cut into windows. A single text that is longer than `data.max_len` takes
-        several rows.
+        `records` are pairs (source, target), single texts, or pairs (label, text); the batch rows have the same order.
+        If the model was trained on one stream of text, the texts are joined and cut into windows. Otherwise, a single
+        text that is longer than `data.max_len` takes several rows.
         """
         if isinstance(records, str) or not records:
             raise DataError("records: needs a non-empty list of records")
@@ -388,7 +392,7 @@ def _listed(values: Mapping[str, float]) -> str:
 
 
 def held_out(folder: RunFolder) -> list[tuple[str, ...]]:
-    """Return up to 200 validation examples of a run, or an empty list if its data has been removed."""
+    """Return up to 200 validation examples of a run, or an empty list if the run folder no longer has them."""
     try:
         with open(folder.data / "valid.jsonl", encoding="utf-8", newline="\n") as lines:
             return [tuple(json.loads(line)) for line in islice(lines, 200)]
@@ -405,12 +409,13 @@ def load(
     mapped: bool = False,
     plain: bool = False,
 ) -> TrainedModel:
-    """Return the trained model in a run folder.
+    """Load the trained model from a run folder.
 
-    `step` selects the weights of a checkpoint, and `average` the mean of the last `average` checkpoints. If both are
-    None, the final weights are loaded, or those of the best checkpoint of an unfinished run. `mapped` maps the file of
-    weights, so that processes share the weights in memory. Do not change mapped weights: a change through `.data` may
-    go unnoticed. `plain` loads the readable form of the model, without the faster kernels of `regard.fast`.
+    `step` selects the checkpoint of this training step, and `average` the mean of the last `average` checkpoints. If
+    both are None, the final weights are loaded; a run that is not finished has none, and its best checkpoint is loaded
+    instead. `mapped` memory-maps the weights file, so that several processes share the weights in memory. Do not change
+    mapped weights: prepacked copies are not updated after a change through `.data`. `plain` loads the readable form of
+    the model, without the faster kernels of `regard.fast`.
     """
     folder = RunFolder(path)
     recipe = read_recipe(folder, trust_code)
@@ -426,7 +431,7 @@ def load(
 
 
 def read_recipe(folder: RunFolder, trust_code: bool = False) -> Recipe:
-    """Return the resolved recipe of a run."""
+    """Read the complete recipe of a run from the run folder."""
     if not folder.path.is_dir():
         raise DataError(f"{folder.path} does not exist; create a training run with regard train")
     if not folder.recipe.exists():
@@ -444,7 +449,7 @@ def read_recipe(folder: RunFolder, trust_code: bool = False) -> Recipe:
 
 
 def read_tokenizers(folder: RunFolder, objective: Objective) -> dict[str, Tokenizer]:
-    """Return the tokenizers of a run, keyed by the column that they encode."""
+    """Read the tokenizers of a run. They are keyed by what they encode: `source`, `target` or `text`."""
     joint = folder.path / "tokenizer.json"
     if joint.exists():
         return dict.fromkeys(objective.encoded, Tokenizer.load(joint))
@@ -459,7 +464,7 @@ def read_tokenizers(folder: RunFolder, objective: Objective) -> dict[str, Tokeni
 def _weights(
     folder: RunFolder, recipe: Recipe, average: int | None, step: int | None
 ) -> tuple[list[int], Metrics, dict[str, torch.Tensor]]:
-    """Return the steps of the selected weights, their scores and the weights; see `load`."""
+    """Return (steps, scores, weights) for the arguments of `load`; `steps` are the training steps of the weights."""
     if step is not None:
         if step not in folder.steps():
             kept = ", ".join(str(s) for s in folder.steps()) or "none"
@@ -482,7 +487,7 @@ def _weights(
 
 
 def _about_final(folder: RunFolder) -> tuple[list[int], Metrics]:
-    """Return the steps whose weights were averaged into the final weights, and the scores of the final weights."""
+    """Return (steps, scores) of the final weights: the steps of the averaged checkpoints, and the validation scores."""
     about = read_about(folder.final)
     try:
         steps, scores = json.loads(about["steps"]), json.loads(about["scores"])
@@ -495,7 +500,10 @@ def _about_final(folder: RunFolder) -> tuple[list[int], Metrics]:
 
 
 def load_weights(model: nn.Module, weights: Mapping[str, torch.Tensor], path: Path, mapped: bool = False) -> None:
-    """Load `weights` into a model; `path` is the folder of the run, for error messages."""
+    """Load `weights` into a model; `path` is the run folder, for error messages.
+
+    With `mapped`, the tensors of `weights` become the parameters without being copied.
+    """
     try:
         model.load_state_dict(dict(weights), assign=mapped)
     except RuntimeError as error:
@@ -504,7 +512,7 @@ def load_weights(model: nn.Module, weights: Mapping[str, torch.Tensor], path: Pa
 
 
 def choose_device(name: str) -> torch.device:
-    """Return the named device; `auto` selects a CUDA GPU, an Apple GPU or the CPU, in this order."""
+    """Return the device with this name; `auto` selects the first available of a CUDA GPU, an Apple GPU and the CPU."""
     available = {"cpu": True, "cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
     kind = next(k for k in ("cuda", "mps", "cpu") if available[k]) if name == "auto" else name.partition(":")[0]
     if kind not in available:

@@ -1,8 +1,8 @@
-"""Translation with several processes that share the weights in memory (`--workers`).
+"""Translation with several worker processes that share the weights in memory (`--workers`).
 
-Each worker has one thread and maps the file of weights, so that the weights are in memory only once. Lines are divided
-into chunks as they arrive, and outputs are returned in the order of the input. The outputs equal those of a single
-process, because the translation of a line does not depend on other lines.
+Each worker has one thread and memory-maps the weights file, so that the weights are in memory only once. Input lines
+are divided into chunks as they arrive, and outputs are returned in the order of the input. The outputs equal those of a
+single process, because the translation of a line does not depend on other lines.
 """
 
 import json
@@ -32,7 +32,7 @@ PLAIN = ("batch_size", "average", "trust_code", "plain")  # fields of `Task` tha
 
 @dataclass(frozen=True)
 class Task:
-    """The runs that translate, with the search and its options."""
+    """What a worker process needs to translate: run folders of the models, search, batch size and constraints."""
 
     runs: Sequence[str]
     search: Search
@@ -51,7 +51,7 @@ class Task:
 
     @classmethod
     def of(cls, record: Mapping[str, Any]) -> "Task":
-        """Return the task that a JSON object describes."""
+        """Return the task from a JSON object that `record` returned."""
         wishes = Constraints(**record["wishes"])
         search: Any = read(record["search"], Search, "", PARTS, record["trust_code"])
         limits: Limits = read(record["limits"], Limits, "", {part.kind: part for part in (Limits, LengthLimit)})
@@ -60,17 +60,17 @@ class Task:
 
 
 def task_of(decoder: TextDecoder, runs: Sequence[str], loading: Mapping[str, Any]) -> Task:
-    """Return the task of decoding as `decoder` does with `runs`; `loading` are the options for loading them."""
+    """Return a task with the settings of `decoder`; workers load the run folders `runs` with the options `loading`."""
     options = {name: loading[name] for name in ("average", "trust_code", "plain") if name in loading}
     return Task(runs, decoder.search, decoder.batch_size, decoder.limits, decoder.constraints, **options)
 
 
 class WorkerError(DataError):
-    """An error for lines without a translation because a worker failed."""
+    """Raised for lines that have no translation because a worker process failed."""
 
 
 class Input:
-    """Input lines, of which a thread reads at most `ahead` in advance."""
+    """Input lines, read in advance by a background thread. At most `ahead` lines wait for translation."""
 
     def __init__(self, lines: Iterable[str], ahead: int) -> None:
         self.lines, self.ahead = lines, ahead
@@ -94,7 +94,7 @@ class Input:
         self.end()
 
     def end(self) -> None:
-        """Stop reading."""
+        """Stop reading input lines and wake all waiting threads."""
         with self.changed:
             self.ended = True
             self.changed.notify_all()
@@ -107,11 +107,11 @@ class Input:
 
 @dataclass(frozen=True)
 class Chunk:
-    """Consecutive lines that one worker translates."""
+    """Consecutive input lines that one worker translates."""
 
     first: int
     lines: int
-    loaded: threading.Event  # set once the worker has loaded the runs
+    loaded: threading.Event  # set once the worker has loaded the models
     future: "Future[dict[str, Any]]"
 
     @property
@@ -120,7 +120,7 @@ class Chunk:
         return self.future.done() and self.future.exception() is not None
 
     def result(self) -> dict[str, Any]:
-        """Return the outputs and warnings once they are available; raise an error if the worker failed."""
+        """Wait for the outputs and warnings of the worker and return them; raise an error if the worker failed."""
         try:
             return self.future.result()
         except WorkerDiedError as error:
@@ -133,7 +133,7 @@ class Chunk:
 
 
 class Workers:
-    """Worker processes that translate. They end when the `with` block is left."""
+    """Worker processes for translation. They end when the `with` block is left."""
 
     def __init__(self, count: int, task: Task) -> None:
         self.count, self.task = count, task
@@ -146,7 +146,7 @@ class Workers:
         self.pool.__exit__(*given)
 
     def translate(self, lines: Iterable[str], warn: Callable[[str], None] = lambda _: None) -> Iterator[list[Output]]:
-        """Yield the n best outputs for each line, in order, as soon as they are available."""
+        """Yield the n best outputs for each line, in the order of the lines, as soon as they are available."""
         source = Input(lines, self.count * AHEAD * self.task.batch_size)
         chunks: deque[Chunk] = deque()  # in progress, or waiting to be returned in order
         first = 0
@@ -177,7 +177,7 @@ class Workers:
         return bool(self._size(source, chunks)) or (source.ended and not source.waiting and not chunks)
 
     def _size(self, source: Input, chunks: Sequence[Chunk]) -> int:
-        """Return the number of lines in the next chunk; 0 if no line waits or too many lines are in progress."""
+        """Return the number of lines in the next chunk, or 0 if no chunk can be submitted now."""
         busy = sum(not chunk.future.done() for chunk in chunks)
         under_way = sum(chunk.lines for chunk in chunks)
         if busy == self.count or under_way >= source.ahead or any(chunk.failed for chunk in chunks):
@@ -200,7 +200,7 @@ def _outputs(best: Sequence[Any]) -> list[Output]:
 
 
 def translate(record: str, first: int, lines: list[str], emit: Callable[[Any], None]) -> dict[str, Any]:
-    """Return the outputs and warnings for lines, computed in a worker that loads the runs with the first chunk."""
+    """Translate lines in a worker process, which loads the models with its first chunk; return outputs and warnings."""
     task, texts, warnings = _loaded(record)
     emit("loaded")
     answer = {"outputs": translations(task, texts, first, lines), "warnings": list(warnings)}
