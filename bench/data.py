@@ -1,9 +1,9 @@
-"""What feeding a model costs, planning included, and that a token costs no more in a corpus of ten times the size.
+"""Speed of data loading, including batch planning, and a test that it does not fall with the size of the corpus.
 
-Two corpora of pairs with lengths like those of parliament speech, one ten times as large, lie in token stores on disk.
-A round reads as many tokens from each, in alternating order: an epoch of the large one, ten of the small one. Reported
-are real target tokens per CPU second of one thread (medians), how full the rows are, what planning takes of it, and the
-ratio large / small as the median over rounds; the exit code is 1 if it is more than 5 % below 1.
+Two random corpora, one ten times as large, with sentence lengths as in parliament speeches, are written to disk. Every
+round reads one epoch of the large corpus and ten epochs of the small one, in alternating order. The script prints
+target tokens without padding per CPU second of one thread (medians), the fractions of padding and of planning time, and
+the median of the ratio large / small. If this ratio is below 0.95, the exit code is 1.
 
     python bench/data.py --pairs 25000 --rounds 7 --batching packing
 """
@@ -30,7 +30,7 @@ BATCHINGS: dict[str, Batching] = {"packing": Packing(32_768, 512), "buckets": Bu
 
 
 def corpus(folder: Path, pairs: int) -> Table:
-    """Pairs on disk: log-normal lengths, the target a little longer than the source."""
+    """Write random pairs with log-normal lengths to disk. Targets are a little longer than sources."""
     rng = np.random.default_rng(pairs)
     target = np.clip(rng.lognormal(3.3, 0.7, pairs), 2, 256).astype(np.int64)
     source = np.clip(target * rng.normal(0.93, 0.15, pairs), 2, 256).astype(np.int64)
@@ -47,7 +47,7 @@ def _random(rng: np.random.Generator, lengths: np.ndarray) -> Column:
 
 @dataclass(frozen=True)
 class Read:
-    """What a reading of some epochs found."""
+    """The time and the counts of reading some epochs. `places` are tokens with padding."""
 
     seconds: float
     labels: int
@@ -57,7 +57,7 @@ class Read:
 
 
 def read(table: Table, batching: Batching, epochs: int) -> Read:
-    """Read whole epochs, from the plan of the first on; no plan is begun that is not read."""
+    """Plan and read whole epochs, and return the time and the counts."""
     begin = time.process_time()
     stream = BatchLoader(Examples([table], [1.0], Translation()), batching, seed=1)
     labels = places = padding = batches = 0
@@ -71,7 +71,7 @@ def read(table: Table, batching: Batching, epochs: int) -> Read:
 
 
 def planning(table: Table, batching: Batching) -> float:
-    """CPU seconds for the plan of an epoch."""
+    """Return the CPU seconds for planning the batches of one epoch."""
     stream = BatchLoader(Examples([table], [1.0], Translation()), batching, seed=1)
     begin = time.process_time()
     stream.plan(0)
@@ -79,31 +79,31 @@ def planning(table: Table, batching: Batching) -> float:
 
 
 def main() -> int:
-    """Compare, and print a table."""
-    options = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    options.add_argument("--pairs", type=int, default=25_000, help="of the small corpus")
-    options.add_argument("--rounds", type=int, default=7)
-    options.add_argument("--batching", choices=BATCHINGS, default="packing")
-    given = options.parse_args()
-    batching = BATCHINGS[given.batching]
+    """Measure both corpora, print the results, and return 1 if the large corpus is slower, otherwise 0."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--pairs", type=int, default=25_000, help="number of pairs in the small corpus")
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--batching", choices=BATCHINGS, default="packing")
+    options = parser.parse_args()
+    batching = BATCHINGS[options.batching]
     with tempfile.TemporaryDirectory() as folder:
-        sizes = {"small": given.pairs, "large": TIMES * given.pairs}
+        sizes = {"small": options.pairs, "large": TIMES * options.pairs}
         tables = {name: corpus(Path(folder) / name, pairs) for name, pairs in sizes.items()}
         epochs = {"small": TIMES, "large": 1}
-        found: dict[str, list[Read]] = {name: [] for name in sizes}
-        for number in range(given.rounds + 1):
+        reads_by_corpus: dict[str, list[Read]] = {name: [] for name in sizes}
+        for number in range(options.rounds + 1):
             for name in sorted(sizes, reverse=bool(number % 2)):
-                one = read(tables[name], batching, epochs[name])
+                result = read(tables[name], batching, epochs[name])
                 if number:  # the first round brings the files into memory
-                    found[name].append(one)
+                    reads_by_corpus[name].append(result)
         plans = {name: planning(table, batching) * epochs[name] for name, table in tables.items()}
-    rates = {name: [one.labels / one.seconds for one in reads] for name, reads in found.items()}
-    for name, reads in found.items():
-        one, seconds = reads[0], median(one.seconds for one in reads)
+    rates = {name: [result.labels / result.seconds for result in reads] for name, reads in reads_by_corpus.items()}
+    for name, reads in reads_by_corpus.items():
+        first, seconds = reads[0], median(result.seconds for result in reads)
         print(
             f"{sizes[name]:>9,} pairs: {median(rates[name]):>11,.0f} target tokens per CPU second, "
-            f"{1000 * seconds / one.batches:.1f} ms a batch, {1 - one.padding / one.places:.2%} of the places of both "
-            f"sides filled, {plans[name] / seconds:.0%} of the time is planning"
+            f"{1000 * seconds / first.batches:.1f} ms per batch, {first.padding / first.places:.2%} of the tokens are "
+            f"padding, {plans[name] / seconds:.0%} of the time is planning"
         )
     ratio = median(large / small for large, small in zip(rates["large"], rates["small"], strict=True))
     print(f"large / small: {ratio:.3f} (at least {LIMIT})")

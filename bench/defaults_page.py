@@ -1,4 +1,4 @@
-"""The table of bench/defaults.py and the page docs/results/defaults.md, both from lines of its results file."""
+"""The table that bench/defaults.py prints and the page docs/results/defaults.md, both made from its results file."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -13,7 +13,7 @@ SYSTEMS = {
     "bag": "TF-IDF + logistic regression",
     "ngram": "n-gram",
 }
-METRICS = {  # name on the page, and whether less is better
+METRICS = {  # name on the page, and whether lower is better
     "bleu": ("BLEU", False),
     "exact_match": ("exact match, %", False),
     "rougeL": ("ROUGE-L", False),
@@ -63,30 +63,30 @@ script, shared the GPU, so all of them are slower than alone. A commit with a + 
 
 
 def newest(results: Iterable[Result]) -> list[Result]:
-    """The last line of each run: a run that is repeated replaces its older line."""
+    """Return the results without those that a later result of the same run (text, system, device, ...) replaces."""
     keys = ("text", "part", "system", "device", "threads", "time", "seed")
     return list({tuple(result[key] for key in keys): result for result in results}.values())
 
 
 def clock(seconds: float) -> str:
-    """A time budget: `90 s`, `5 min`."""
+    """Return a training time as text, such as `90 s` or `5 min`."""
     return f"{seconds:g} s" if seconds < 60 or seconds % 60 else f"{seconds / 60:g} min"
 
 
 def number(value: float) -> str:
-    """Three or four digits: 0.123, 1.68, 28.3, 110."""
+    """Return a number with about three digits, such as 0.123, 1.68 or 28.3."""
     return f"{value:.3f}" if abs(value) < 1 else f"{value:.2f}" if abs(value) < 10 else f"{value:.1f}"
 
 
 def spread(values: Sequence[float]) -> str:
-    """The mean of some seeds, and their range."""
+    """Return the mean of scores, and with more than one seed, their minimum and maximum."""
     if len(values) == 1:
         return number(values[0])
     return f"{number(mean(values))} ({number(min(values))} to {number(max(values))}, {len(values)} seeds)"
 
 
 def score_cell(results: Sequence[Result], best: bool) -> str:
-    """The score of one system, or why there is none."""
+    """Return the mean score of one system, in bold if `best`, or the reason why there is no score."""
     scores = [result["score"] for result in results if result["score"] is not None]
     if scores:
         return f"**{spread(scores)}**" if best else spread(scores)
@@ -94,19 +94,19 @@ def score_cell(results: Sequence[Result], best: bool) -> str:
 
 
 def baselines_cell(baselines: Sequence[Mapping[str, Any]] | None, metric: str) -> str:
-    """Names and scores of the trivial baselines of a run, on its validation text, where they have the metric."""
+    """Return the names and scores of those trivial baselines of a run that were measured with `metric`."""
     cells = []
     for baseline in baselines or ():
-        found = baseline["metrics"]
-        if metric == "nats_per_character" and "bits_per_byte" in found:  # the same for ASCII text
-            found = found | {metric: found["bits_per_byte"] * math.log(2)}
-        if metric in found:
-            cells.append(f"{baseline['name']} {number(found[metric])}")
+        scores = baseline["metrics"]
+        if metric == "nats_per_character" and "bits_per_byte" in scores:  # the same for ASCII text
+            scores = scores | {metric: scores["bits_per_byte"] * math.log(2)}
+        if metric in scores:
+            cells.append(f"{baseline['name']} {number(scores[metric])}")
     return ", ".join(cells)
 
 
 def seconds_cell(results: Sequence[Result]) -> str:
-    """The longest wall-clock time, marked if it is not within 10 % of the time given."""
+    """Return the longest training time in seconds, marked if it exceeds the requested time by more than 10 %."""
     done = [result for result in results if result["wall_seconds"] is not None]
     if not done:
         return ""
@@ -116,7 +116,7 @@ def seconds_cell(results: Sequence[Result]) -> str:
 
 
 def table(results: Iterable[Result]) -> list[str]:
-    """One row for each text and time, one column for each system that was run, as Markdown."""
+    """Return a Markdown table with one row per text and training time, and one column per system."""
     rows: dict[tuple[Any, ...], list[Result]] = {}
     for result in newest(results):
         rows.setdefault((result["text"], result["part"], result["time"], result["metric"]), []).append(result)
@@ -150,7 +150,7 @@ def table(results: Iterable[Result]) -> list[str]:
 
 
 def runs_table(results: Iterable[Result]) -> list[str]:
-    """Every run."""
+    """Return a Markdown table with one row per run."""
     lines = [
         "| text | system | time | seed | score | steps | seconds | within 10 % | degenerate, % | commit |",
         "|---|---|--:|--:|--:|--:|--:|---|--:|---|",
@@ -175,13 +175,13 @@ def runs_table(results: Iterable[Result]) -> list[str]:
 
 
 def machine(result: Result) -> str:
-    """The hardware of a result in words."""
+    """Return a description of the hardware that a result was measured on."""
     name = result["gpu"] or f"{result['cpu']}, {result['threads']} core{'' if result['threads'] == 1 else 's'}"
     return f"{'GPU' if result['device'] == 'cuda' else 'CPU'}: {name}"
 
 
 def page(results: Sequence[Result]) -> str:
-    """docs/results/defaults.md: a table for each machine, then every run. Test parts alone are published."""
+    """Return docs/results/defaults.md: per machine, a table and a list of all runs. Only test scores are published."""
     published = newest(result for result in results if result["part"] == "test")
     machines = dict.fromkeys(machine(result) for result in published)
     lines = [INTRODUCTION.rstrip("\n")]

@@ -1,10 +1,10 @@
-"""How far what tests learn is from the thresholds that they assert, wherever they are run.
+"""Measure the margins between the results of training tests and their thresholds, on different arithmetic.
 
-Training amplifies rounding, and rounding depends on the CPU, its instructions, the libraries and the number of threads.
-So each test that asserts how well something was learned (marker `learns`, tests/learning.py) is run with every set of
-instructions that this CPU has, with the arithmetic of MKL that all CPUs share, with one thread and two, and several
-seeds. The table has the median and the worst value of each quantity, the factor between the worst and its threshold,
-and what a model without the part under test reaches. The exit code is 1 if a test fails or a factor is below 3.
+Training amplifies rounding errors, which depend on the instruction set of the CPU, the libraries and the number of
+threads. Every test with a threshold on a trained model (marker `learns`, tests/learning.py) is run with every
+instruction set of this CPU, with MKL's portable arithmetic, with one and two threads, and with several seeds. The table
+contains the median and the worst value of each quantity, the factor between the worst value and the threshold, and the
+value of a model without the tested component. The exit code is 1 if a test fails or a factor is below 3.
 
     python bench/margins.py --jobs 16 --seeds 5
 """
@@ -38,7 +38,7 @@ THREADS = (1, 2)
 
 @dataclass(frozen=True)
 class Setting:
-    """Where and from which seeds the tests are run."""
+    """The arithmetic, the number of threads and the seed with which the tests are run."""
 
     arithmetic: str
     threads: int
@@ -57,7 +57,7 @@ class Setting:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What the tests measured in a setting, and which of them failed."""
+    """The measurements of all tests in one setting, and the tests that failed."""
 
     setting: Setting
     lines: list[dict[str, Any]]
@@ -65,14 +65,14 @@ class Outcome:
 
 
 def files() -> list[str]:
-    """Test files with something that is learned; others may need packages that are not here."""
+    """Return the test files that train models. Other test files may need packages that are not installed."""
     folders = (ROOT / "tests" / name for name in ("unit", "e2e"))
-    found = (path for folder in folders for path in sorted(folder.rglob("test_*.py")))
-    return [str(path) for path in found if re.search(r"\bLearned\b|mark\.learns", path.read_text(encoding="utf-8"))]
+    paths = (path for folder in folders for path in sorted(folder.rglob("test_*.py")))
+    return [str(path) for path in paths if re.search(r"\bLearned\b|mark\.learns", path.read_text(encoding="utf-8"))]
 
 
 def measure(setting: Setting, words: Sequence[str], folder: Path) -> Outcome:
-    """Run the tests once."""
+    """Run the tests once in the given setting."""
     name = re.sub(r"\W+", "-", str(setting))
     record = folder / f"{name}.jsonl"
     command = [sys.executable, "-m", "pytest", "-q", "--no-header", "--tb=short", "-p", "no:cacheprovider"]
@@ -88,23 +88,23 @@ def measure(setting: Setting, words: Sequence[str], folder: Path) -> Outcome:
 
 
 def factor(line: dict[str, Any]) -> float:
-    """How many times the value could be worse."""
+    """Return the factor by which the value could be worse without crossing the threshold."""
     better, worse = (line["value"], line["threshold"])[:: 1 if line["below"] else -1]
     return worse / better if better > 0 else float("inf")
 
 
 def report(outcomes: list[Outcome]) -> bool:
-    """Print the table; whether every margin is wide and nothing failed."""
-    found: dict[tuple[str, str], list[tuple[float, dict[str, Any], Setting]]] = defaultdict(list)
+    """Print the table. Return True if all margins are wide enough and no test failed."""
+    by_threshold: dict[tuple[str, str], list[tuple[float, dict[str, Any], Setting]]] = defaultdict(list)
     for outcome in outcomes:
         for line in outcome.lines:
             name = line["test"].removeprefix("tests/").split("[")[0]
-            found[name, line["quantity"]].append((factor(line), line, outcome.setting))
+            by_threshold[name, line["quantity"]].append((factor(line), line, outcome.setting))
     print("| test | quantity | threshold | median | worst | margin | without the part | worst in |")
     print("|---|---|---|---|---|---|---|---|")
     wide = True
-    for (name, quantity), measured in sorted(found.items()):
-        margin, worst, where = min(measured, key=lambda one: one[0])
+    for (name, quantity), measured in sorted(by_threshold.items()):
+        margin, worst, where = min(measured, key=lambda entry: entry[0])
         wide = wide and margin >= MARGIN
         sign = "<" if worst["below"] else ">"
         middle = median(line["value"] for _, line, _ in measured)
@@ -114,23 +114,23 @@ def report(outcomes: list[Outcome]) -> bool:
     failures = [(test, outcome.setting) for outcome in outcomes for test in outcome.failed]
     for test, setting in failures:
         print(f"failed: {test} ({setting})")
-    print(f"{len(outcomes)} runs of {len(found)} thresholds; margins below {MARGIN:g} or failures: "
+    print(f"{len(outcomes)} runs of {len(by_threshold)} thresholds; margins below {MARGIN:g} or failures: "
           f"{'none' if wide and not failures else 'see above'}")  # fmt: skip
     return wide and not failures
 
 
 def main() -> None:
-    """Measure in all settings and report."""
+    """Run the tests in all settings and print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--jobs", type=int, default=1, help="settings measured at once")
-    parser.add_argument("--seeds", type=int, default=5, help="seeds in each setting")
-    parser.add_argument("--arithmetic", nargs="+", choices=ARITHMETIC, default=[*ARITHMETIC], help="which instructions")
+    parser.add_argument("--jobs", type=int, default=1, help="number of simultaneous settings")
+    parser.add_argument("--seeds", type=int, default=5, help="number of seeds per setting")
+    parser.add_argument("--arithmetic", nargs="+", choices=ARITHMETIC, default=[*ARITHMETIC], help="instruction sets")
     parser.add_argument("--threads", type=int, nargs="+", default=[*THREADS], help="numbers of threads")
-    parser.add_argument("tests", nargs="*", help="test files or node ids (default: all that learn something)")
-    chosen = parser.parse_args()
-    settings = [Setting(*one) for one in product(chosen.arithmetic, chosen.threads, range(chosen.seeds))]
-    words = chosen.tests or files()
-    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(chosen.jobs) as pool:
+    parser.add_argument("tests", nargs="*", help="test files or node ids (default: all tests that train models)")
+    options = parser.parse_args()
+    settings = [Setting(*values) for values in product(options.arithmetic, options.threads, range(options.seeds))]
+    words = options.tests or files()
+    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(options.jobs) as pool:
         outcomes = []
         for outcome in pool.map(lambda setting: measure(setting, words, Path(folder)), settings):
             outcomes.append(outcome)

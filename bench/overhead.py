@@ -1,12 +1,12 @@
-"""What composition costs: the built encoder-decoder against the same arithmetic written by hand.
+"""Overhead of composition: the library's encoder-decoder, compared with the same arithmetic written by hand.
 
-Both sides have the same weights, take the same batches and call the same kernels; the hand-written side knows no
-slots, modules, views or contexts. Before anything is timed, losses and gradients must agree, in evaluation and (with
-the same random numbers) in training, so that the two are known to compute the same thing.
+Both models have the same weights, use the same batches and call the same kernels. The hand-written model consists of
+plain functions, without interchangeable modules. Before time is measured, the losses and gradients of both models must
+agree, in evaluation and (with the same random numbers) in training.
 
-A round is one training step of each (forward, loss, backward, fused AdamW, zero_grad) on one batch, in alternating
-order, in CPU seconds of one thread. Reported is the median over rounds of composed / hand with a 95 % bootstrap
-interval; the exit code is 1 if its upper end exceeds the limit. Decoding is reported without a limit.
+A round is one training step of each model (forward, loss, backward, fused AdamW, zero_grad) on one batch, in
+alternating order. CPU seconds of one thread are measured. The result is the median over rounds of composed / hand, with
+a 95 % bootstrap interval. If its upper end exceeds the limit, the exit code is 1. Decoding has no limit.
 
     python bench/overhead.py --rounds 60 --shapes small base
 """
@@ -43,11 +43,11 @@ Weights = list[Tensor]
 
 @dataclass(frozen=True)
 class Shape:
-    """A model, the sentences it works on, and what composition may cost there."""
+    """A model, the sizes of its sentences and batches, and the limit on the overhead (a ratio of times)."""
 
     preset: str
     mean_length: int
-    tokens: int  # of a padded target batch, or of a decoded sentence
+    tokens: int  # per padded target batch, or per decoded sentence
     limit: float | None
 
 
@@ -60,7 +60,7 @@ SHAPES = {
 
 @dataclass(frozen=True)
 class Result:
-    """Medians over rounds: CPU seconds of a step, and composed / hand with its interval."""
+    """Medians over rounds: CPU seconds per step of both models, and the ratio composed / hand with an interval."""
 
     shape: str
     rounds: int
@@ -73,12 +73,12 @@ class Result:
 
     @property
     def ok(self) -> bool:
-        """Whether the cost is within the limit."""
+        """True if the overhead is within the limit."""
         return self.limit is None or self.high <= self.limit
 
 
 class Hand:
-    """The Transformer of Vaswani et al. 2017 as written for this one purpose, over the weights of a built model."""
+    """The Transformer of Vaswani et al. 2017 in plain PyTorch, with the weights of the library's model."""
 
     def __init__(self, model: EncoderDecoderModel) -> None:
         spec, named = cast(EncoderDecoder, model.spec), dict(model.named_parameters())
@@ -95,7 +95,7 @@ class Hand:
         self.p, self.label_smoothing, self.training = spec.dropout, cast(Softmax, spec.head).label_smoothing, True
 
     def loss(self, batch: Batch) -> Tensor:
-        """The mean loss of a padded batch."""
+        """Return the mean loss per token of a padded batch."""
         source_seg, target_seg = cast(Tensor, batch.source_seg), cast(Tensor, batch.target_seg)
         real = (source_seg != 0)[:, None, None, :]
         memory = self.encode(cast(Tensor, batch.source), real)
@@ -112,13 +112,13 @@ class Hand:
         return total / weights.sum()
 
     def start(self, source: Tensor, max_len: int) -> list[tuple[Tensor, ...]]:
-        """Empty keys and values for self-attention and full ones for cross-attention, per decoder layer."""
+        """Return, per decoder layer, empty key-value caches for self-attention, and keys and values of the source."""
         memory = self.encode(source)
         shape = (source.shape[0], self.heads, max_len, self.width // self.heads)
         return [(torch.zeros(shape), torch.zeros(shape), *self.keys_and_values(memory, w)) for _, w, _ in self.decoder]
 
     def step(self, ids: Tensor, at: int, cache: list[tuple[Tensor, ...]]) -> Tensor:
-        """Read the token at position `at` of each row; log p of the next."""
+        """Return log-probabilities of the next token, given the token at position `at` of every sentence."""
         x = self.embed(ids, at)
         for (own, cross, feed), (keys, values, k, v) in zip(self.decoder, cache, strict=True):
             x = self.self_attention(x, own, past=(keys, values, at))
@@ -176,13 +176,13 @@ class Hand:
 
 
 def composed_loss(model: EncoderDecoderModel, batch: Batch) -> Tensor:
-    """The mean loss of a batch."""
+    """Return the mean loss per token of a batch."""
     loss = model.loss(batch)
     return loss.total / loss.tokens
 
 
 def sentences(shape: Shape, count: int, seed: int) -> list[tuple[list[int], list[int]]]:
-    """Pairs of random ids with log-normal lengths, source and target about as long as each other."""
+    """Return sentence pairs of random ids with log-normal lengths. Source and target have about the same length."""
     rng = np.random.default_rng(seed)
     sigma = 0.5
     target = rng.lognormal(math.log(shape.mean_length) - sigma**2 / 2, sigma, count).clip(1, 150)
@@ -192,9 +192,9 @@ def sentences(shape: Shape, count: int, seed: int) -> list[tuple[list[int], list
 
 
 def training_batches(shape: Shape, count: int = 5, seed: int = 0) -> list[Batch]:
-    """Padded batches of a token budget from a pool sorted by length, in random order, as training has them.
+    """Return padded batches of similar lengths, with at most `shape.tokens` tokens, in random order.
 
-    An odd number of them, so that the alternating order of rounds meets each batch both ways.
+    The number should be odd, so that both models come first for every batch in half of the rounds.
     """
     pool = sorted(sentences(shape, 2000, seed), key=lambda pair: (len(pair[1]), len(pair[0])))
     batches, rows = [], []
@@ -208,7 +208,7 @@ def training_batches(shape: Shape, count: int = 5, seed: int = 0) -> list[Batch]
 
 
 def check(model: EncoderDecoderModel, hand: Hand, batch: Batch) -> None:
-    """Refuse to compare what does not compute the same: losses and gradients, without and with dropout."""
+    """Raise an error if losses or gradients of the two models differ, without or with dropout."""
     for training in (False, True):
         model.train(training)
         hand.training = training
@@ -222,7 +222,7 @@ def check(model: EncoderDecoderModel, hand: Hand, batch: Batch) -> None:
 
 
 def interleave(sides: list[Callable[[int], float]], rounds: int, warm_up: int) -> np.ndarray:
-    """CPU seconds (rounds, sides); every other round in reverse order."""
+    """Return the CPU seconds (rounds, functions) of calls of all functions. Every other round is in reverse order."""
     seconds = np.zeros((warm_up + rounds, len(sides)))
     gc.disable()
     for i in range(warm_up + rounds):
@@ -234,10 +234,10 @@ def interleave(sides: list[Callable[[int], float]], rounds: int, warm_up: int) -
 
 
 def train(shape: Shape, rounds: int) -> np.ndarray:
-    """CPU seconds of training steps."""
+    """Return the CPU seconds (rounds, 2) of training steps of both models."""
     spec = cast(EncoderDecoder, regard.preset(shape.preset, vocab=VOCAB))
     model = cast(EncoderDecoderModel, regard.build(spec))
-    fast.install(model)  # as a trainer does
+    fast.install(model)  # as in training
     hand, batches = Hand(model), training_batches(shape)
     check(model, hand, batches[0])
     # One optimizer for both: the same weights, moments and memory, so that only the code between them differs.
@@ -256,7 +256,7 @@ def train(shape: Shape, rounds: int) -> np.ndarray:
 
 
 def decode(shape: Shape, rounds: int) -> np.ndarray:
-    """CPU seconds per token, reading `tokens` of them one at a time."""
+    """Return the CPU seconds per token (rounds, 2) of decoding one token at a time with both models."""
     spec = cast(EncoderDecoder, regard.preset(shape.preset, vocab=VOCAB))
     model = cast(EncoderDecoderModel, regard.build(spec)).eval()
     fast.install(model)
@@ -268,14 +268,14 @@ def decode(shape: Shape, rounds: int) -> np.ndarray:
     def composed(_: int) -> tuple[float, list[Tensor]]:
         decoding = model.start(Batch(ids[0], source=source), shape.tokens)
         began = time.process_time()
-        said = [model.advance(token, decoding) for token in ids]
-        return (time.process_time() - began) / len(ids), said
+        log_probs = [model.advance(token, decoding) for token in ids]
+        return (time.process_time() - began) / len(ids), log_probs
 
     def by_hand(_: int) -> tuple[float, list[Tensor]]:
         cache = hand.start(source, shape.tokens)
         began = time.process_time()
-        said = [hand.step(token, at, cache) for at, token in enumerate(ids)]
-        return (time.process_time() - began) / len(ids), said
+        log_probs = [hand.step(token, at, cache) for at, token in enumerate(ids)]
+        return (time.process_time() - began) / len(ids), log_probs
 
     with torch.inference_mode():
         torch.testing.assert_close(composed(0)[1], by_hand(0)[1], rtol=0.0, atol=1e-5)
@@ -283,7 +283,7 @@ def decode(shape: Shape, rounds: int) -> np.ndarray:
 
 
 def summarise(name: str, seconds: np.ndarray) -> Result:
-    """The median of the ratios of all rounds, and the percentile interval of 2,000 resamples."""
+    """Return the median ratio over all rounds, with a percentile interval of 2,000 bootstrap resamples."""
     ratios = seconds[:, 0] / seconds[:, 1]
     rng = np.random.default_rng(0)
     medians = np.median(ratios[rng.integers(0, len(ratios), (2000, len(ratios)))], 1)
@@ -294,11 +294,11 @@ def summarise(name: str, seconds: np.ndarray) -> Result:
 
 
 def main() -> int:
-    """Measure, print, and answer 1 if a limit is exceeded."""
+    """Measure, print the results, and return 1 if a limit is exceeded, otherwise 0."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--rounds", type=int, default=40, help="rounds per shape, at least 20 for a verdict")
+    parser.add_argument("--rounds", type=int, default=40, help="rounds per shape; use at least 20")
     parser.add_argument("--shapes", nargs="+", choices=SHAPES, default=list(SHAPES))
-    parser.add_argument("--json", action="store_true", help="print records instead of a table")
+    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
     options = parser.parse_args()
     torch.set_num_threads(1)
     torch.manual_seed(0)

@@ -1,8 +1,8 @@
-"""Training speed on real text, data loading included: `regard train` as a user calls it, and a race on the same text.
+"""Training speed on real text: the command `regard train` with data loading, and a benchmark of other libraries.
 
-For each size of a batch (0: the one that regard chooses) a run is trained for a while, and its own log says what it
-made after the last word about its program (captured, compiled). Then peers are raced on the first sentences of the same
-text in the pieces of the same tokenizer, with batches that lie on the device before anything is timed.
+`regard train` runs for a while with each batch size (0: regard's choice). The speed is read from the training log,
+after the last message about compilation or CUDA graphs. Then other libraries are benchmarked on the first sentences of
+the same text, with the same tokenizer. Their batches are moved to the device before time is measured.
 
     python bench/text.py train.en train.de --shape base --tokens 0 16384 32768 --max-time 75s --against hf
 """
@@ -30,18 +30,18 @@ from regard.runs.trained_model import choose_device, load
 SMOOTHING = 0.1
 
 
-def trained(given: argparse.Namespace, run: Path, tokens: int) -> dict[str, Any]:
-    """A run of `regard train`: tokens a second by its log, median over what it noted since its program was settled."""
-    words = ["--source", given.source, "--target", given.target, "--preset", f"transformer_{given.shape}"]
-    words += ["--out", str(run), "--max-time", given.max_time, "--device", given.device]
-    changes = [f"train.log_every={given.log_every}", f"model.head.smoothing={SMOOTHING}"]
+def trained(options: argparse.Namespace, run: Path, tokens: int) -> dict[str, Any]:
+    """Run `regard train`. Return the median speed in its log, after the last compilation or CUDA graph capture."""
+    words = ["--source", options.source, "--target", options.target, "--preset", f"transformer_{options.shape}"]
+    words += ["--out", str(run), "--max-time", options.max_time, "--device", options.device]
+    changes = [f"train.log_every={options.log_every}", f"model.head.smoothing={SMOOTHING}"]
     changes += [f"data.batching.tokens={tokens}"] if tokens else []
     words += [word for change in changes for word in ("--set", change)]
     subprocess.run([sys.executable, "-m", "regard", "train", *words], check=True, stdout=sys.stderr)
     log = [json.loads(line) for line in (run / "log.jsonl").read_text().splitlines()]
     programs = [event for event in log if event["event"] == "executor"]
     settled = max((event["step"] for event in programs), default=0)
-    steps = [event for event in log if event["event"] == "step" and event["step"] >= settled + given.log_every]
+    steps = [event for event in log if event["event"] == "step" and event["step"] >= settled + options.log_every]
     return {
         "tokens": tokens,
         "tokens_per_second": median(event["tokens_per_second"] for event in steps) if steps else None,
@@ -51,16 +51,19 @@ def trained(given: argparse.Namespace, run: Path, tokens: int) -> dict[str, Any]
     }
 
 
-def read(given: argparse.Namespace, run: Path, count: int) -> tuple[list[Pair], int]:
-    """The first pairs of the text that are not too long for a race, in pieces of a run's tokenizer; its vocabulary."""
-    used = load(run, device="cpu")
-    sides = [used.tokenizer.encode_batch(list(islice(lines(file), 2 * count))) for file in (given.source, given.target)]
+def read(options: argparse.Namespace, run: Path, count: int) -> tuple[list[Pair], int]:
+    """Return (the first `count` pairs of the text without very long ones, as token ids; the vocabulary size)."""
+    translator = load(run, device="cpu")
+    sides = [
+        translator.tokenizer.encode_batch(list(islice(lines(file), 2 * count)))
+        for file in (options.source, options.target)
+    ]
     pairs = [([*s, EOS], t) for s, t in zip(*sides, strict=True) if 0 < len(s) < LONGEST[0] and 0 < len(t) < LONGEST[1]]
-    return pairs[:count], used.model.spec.vocab  # translation has one
+    return pairs[:count], translator.model.spec.vocab  # source and target share one vocabulary
 
 
 def main() -> None:
-    """Train, race, and print both."""
+    """Measure `regard train`, run the benchmark, and print both results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("source")
     parser.add_argument("target")
@@ -71,18 +74,18 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--log-every", type=int, default=50)
     parser.add_argument("--device", default="auto")
-    given = parser.parse_args()
-    device, (peers, _) = choose_device(given.device), chosen(given.against.split(","), "train")
+    options = parser.parse_args()
+    device, (peers, _) = choose_device(options.device), chosen(options.against.split(","), "train")
     with tempfile.TemporaryDirectory() as scratch:
         runs = []
-        for tokens in given.tokens:
-            runs.append(trained(given, Path(scratch) / f"run{tokens}", tokens))
+        for tokens in options.tokens:
+            runs.append(trained(options, Path(scratch) / f"run{tokens}", tokens))
             print(json.dumps(runs[-1]), flush=True)
-        pairs, vocab = read(given, Path(scratch) / f"run{given.tokens[0]}", 3 * CORPUS)
+        pairs, vocab = read(options, Path(scratch) / f"run{options.tokens[0]}", 3 * CORPUS)
     torch.manual_seed(0)
-    shape = replace(SHAPES[given.shape], vocab=vocab)
-    work = TrainingWork.of(shape, SMOOTHING, device, WARM_UP + given.rounds, pairs)
-    rows = train(work, peers, given.rounds, lambda said: print(said, file=sys.stderr, flush=True))
+    shape = replace(SHAPES[options.shape], vocab=vocab)
+    work = TrainingWork.of(shape, SMOOTHING, device, WARM_UP + options.rounds, pairs)
+    rows = train(work, peers, options.rounds, lambda message: print(message, file=sys.stderr, flush=True))
     for row in rows:
         print(json.dumps(row.record()))
     for peer in (row for row in rows if not row.name.startswith("regard")):

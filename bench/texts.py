@@ -1,8 +1,8 @@
-"""The texts of bench/defaults.py: real data sets, split once, as plain files in one folder.
+"""Write the texts of bench/defaults.py: real data sets, split into training, validation and test files.
 
-Usage: python bench/texts.py DATA FOLDER, where DATA holds the data sets of recipes/README.md. What is written is the
-same on every machine. `X.train` is all that a training run is given, but for data sets that come with a validation
-text; `X.test` is for the last measurement alone. Settings are chosen on `X.valid`, which is cut from the training part.
+Usage: python bench/texts.py DATA FOLDER, where DATA contains the data sets of recipes/README.md. The files are the same
+on every machine. Training runs read only `X.train`, except for data sets with an official validation text. `X.test` is
+only for final scores. Settings are chosen on `X.valid`, which is split off from the training text.
 """
 
 import argparse
@@ -16,11 +16,11 @@ from pathlib import Path
 
 Pair = tuple[str, str]
 
-SIZE = 1000  # records of a validation and of a test part
+SIZE = 1000  # examples in a validation set and in a test set
 
 
 def lines(path: Path) -> Iterator[str]:
-    """The lines of a text file, which may be compressed."""
+    """Yield the lines of a text file, which may be compressed."""
     opened = {".gz": gzip.open, ".xz": lzma.open}.get(path.suffix, open)
     with opened(path, "rt", encoding="utf-8") as text:
         for line in text:
@@ -28,26 +28,26 @@ def lines(path: Path) -> Iterator[str]:
 
 
 def write(folder: Path, name: str, records: Iterable[Pair]) -> None:
-    """Write two columns with a tab between."""
+    """Write pairs of texts to a file, separated by tabs. Tabs and line feeds in the texts become spaces."""
     cleaned = ("\t".join(text.replace("\t", " ").replace("\n", " ") for text in record) for record in records)
     (folder / name).write_text("".join(f"{line}\n" for line in cleaned), encoding="utf-8")
 
 
 def split(records: list[Pair], key: Callable[[Pair], str], train: int | None, seed: int = 1) -> dict[str, list[Pair]]:
-    """Cut records into train, valid and test so that no key is in two of them; `train` limits the first."""
+    """Split pairs into train, valid and test so that no key is in two parts. `train` is the maximum size of train."""
     keys = sorted({key(record) for record in records})
     random.Random(seed).shuffle(keys)
-    part = {k: "test" if n < SIZE else "valid" if n < 2 * SIZE else "train" for n, k in enumerate(keys)}
-    found: dict[str, list[Pair]] = {"train": [], "valid": [], "test": []}
+    part_of = {k: "test" if n < SIZE else "valid" if n < 2 * SIZE else "train" for n, k in enumerate(keys)}
+    parts: dict[str, list[Pair]] = {"train": [], "valid": [], "test": []}
     shuffled = sorted(records)
     random.Random(seed + 1).shuffle(shuffled)
     for record in shuffled:
-        found[part[key(record)]].append(record)
-    return found | {"train": found["train"][:train]}
+        parts[part_of[key(record)]].append(record)
+    return parts | {"train": parts["train"][:train]}
 
 
 def tatoeba(data: Path) -> dict[str, list[Pair]]:
-    """German to English; no English sentence in two parts."""
+    """Short sentences, German to English. No English sentence is in two parts."""
     with zipfile.ZipFile(data / "tatoeba-de-en" / "deu-eng.zip") as archive:
         rows = archive.read("deu.txt").decode("utf-8").splitlines()
     pairs = [(german, english) for english, german in (row.split("\t")[:2] for row in rows)]
@@ -55,13 +55,13 @@ def tatoeba(data: Path) -> dict[str, list[Pair]]:
 
 
 def libreoffice(data: Path) -> dict[str, list[Pair]]:
-    """English to German software help."""
+    """Software help texts, English to German."""
     rows = [row.split("\t") for row in lines(data / "libreoffice-help-en-de" / "help.en-de.tsv.gz")]
     return split([(row[0], row[1]) for row in rows if len(row) == 2], lambda pair: pair[0], None)
 
 
 def sigmorphon(data: Path) -> dict[str, list[Pair]]:
-    """`lemma tags` to the inflected form, in German."""
+    """German inflection: from a lemma and morphological tags to the inflected form."""
 
     def read(name: str) -> list[Pair]:
         rows = [row.split("\t") for row in lines(data / "sigmorphon2017" / name)]
@@ -73,8 +73,8 @@ def sigmorphon(data: Path) -> dict[str, list[Pair]]:
 
 
 def numbers(_: Path) -> dict[str, list[Pair]]:
-    """Numbers below a million in German words."""
-    from num2words import num2words  # noqa: PLC0415  # the demo's
+    """Numbers below a million, from digits to German words."""
+    from num2words import num2words  # noqa: PLC0415  # installed with the extra `demo`
 
     drawn = random.Random(1).sample(range(1_000_000), 10_000 + 2 * SIZE)
     pairs = [(str(number), num2words(number, lang="de")) for number in drawn]
@@ -82,7 +82,7 @@ def numbers(_: Path) -> dict[str, list[Pair]]:
 
 
 def trec(data: Path) -> dict[str, list[Pair]]:
-    """Six kinds of questions."""
+    """Questions, classified into six types."""
 
     def read(name: str) -> list[Pair]:
         rows = (data / "trec" / name).read_bytes().decode("latin-1").splitlines()
@@ -92,7 +92,7 @@ def trec(data: Path) -> dict[str, list[Pair]]:
 
 
 def sst2(data: Path) -> dict[str, list[Pair]]:
-    """Sentiment of phrases; the test part is the official dev part, whose sentences are whole."""
+    """Sentiment of phrases. The test set is the official development set, which has whole sentences."""
 
     def read(name: str) -> list[Pair]:
         rows = [row.split("\t") for row in lines(data / "sst2" / name)]
@@ -102,7 +102,7 @@ def sst2(data: Path) -> dict[str, list[Pair]]:
 
 
 def imdb(data: Path) -> dict[str, list[Pair]]:
-    """Film reviews; a fifth is held out."""
+    """Sentiment of film reviews. A fifth of them is the test set."""
     rows = [row.split("\t") for row in lines(data / "imdb" / "train.tsv.gz")]
     pairs = [(row[0], row[3]) for row in rows]
     random.Random(1).shuffle(pairs)
@@ -110,7 +110,7 @@ def imdb(data: Path) -> dict[str, list[Pair]]:
 
 
 def aeslc(data: Path) -> dict[str, list[Pair]]:
-    """Subjects of e-mails."""
+    """Subject lines of e-mails, generated from the e-mails."""
 
     def read(name: str) -> list[Pair]:
         records = [json.loads(line) for line in lines(data / "aeslc" / name)]
@@ -120,7 +120,7 @@ def aeslc(data: Path) -> dict[str, list[Pair]]:
 
 
 def multi30k(data: Path) -> dict[str, list[Pair]]:
-    """English to German captions, as the official tokenised copy has them."""
+    """Image captions, English to German, from the official tokenised files."""
 
     def read(name: str) -> list[Pair]:
         sides = [lines(data / "multi30k" / "tok" / f"{name}.lc.norm.tok.{side}.gz") for side in ("en", "de")]
@@ -130,7 +130,7 @@ def multi30k(data: Path) -> dict[str, list[Pair]]:
 
 
 def europarl(data: Path) -> dict[str, list[Pair]]:
-    """German to English parliament speech."""
+    """Parliament speeches, German to English."""
 
     def read(name: str, end: str) -> list[Pair]:
         sides = [lines(data / "europarl-de-en" / f"{name}.{side}{end}") for side in ("de", "en")]
@@ -154,14 +154,14 @@ PAIRS: dict[str, Callable[[Path], dict[str, list[Pair]]]] = {
 
 
 def prepare(data: Path, folder: Path, name: str) -> None:
-    """Write the parts of one text into `folder`, unless they are there."""
+    """Write the training, validation and test files of one text to `folder`, unless they exist."""
     folder.mkdir(parents=True, exist_ok=True)
     whole = ("train", "valid") if name == "tinyshakespeare" else ("train",)
     if all((folder / f"{name}.{part}").exists() for part in whole):
         return
     if name in PAIRS:
         parts = PAIRS[name](data)
-        for part in sorted(parts, reverse=True):  # train last, so that it stands for all of them
+        for part in sorted(parts, reverse=True):  # train last: if it exists, all files exist
             if part != "train":
                 write(folder, f"{name}.{part}", parts[part])
         write(folder, f"{name}.train", parts["train"])
@@ -169,8 +169,8 @@ def prepare(data: Path, folder: Path, name: str) -> None:
     if name == "tinyshakespeare":
         text = (data / name / "input.txt").read_text(encoding="utf-8")
         cut = int(0.9 * len(text))
-        # As nanoGPT has it: what is measured also chooses the checkpoint. The end of the training text has the plays
-        # of the test text, and is missed if it is held out: an n-gram model falls from 1.52 to 1.69.
+        # As in nanoGPT, the test text also chooses the checkpoint. Holding out the end of the training text instead
+        # would remove plays that continue in the test text: the loss of an n-gram model rises from 1.52 to 1.69.
         parts_ = {"train": text[:cut], "valid": text[cut:], "test": text[cut:]}
     else:
         parts_ = {
@@ -186,7 +186,7 @@ NAMES = (*PAIRS, "tinyshakespeare", "wikitext")
 
 
 def main() -> None:
-    """Write all of them."""
+    """Write the files of all texts."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("data", type=Path)
     parser.add_argument("folder", type=Path)

@@ -1,4 +1,4 @@
-"""Write docs/catalogue.md from the code: parts by slot, presets, variants and laws. `--check` only compares."""
+"""Write docs/catalogue.md from the code: parts by section, presets, variants and laws. `--check` only compares."""
 
 import sys
 from dataclasses import MISSING, fields
@@ -17,20 +17,20 @@ PAGE = Path(__file__).with_name("catalogue.md")
 GLOSSES = {
     "Table": "embedding and output tables",
     "Sharing": "weight tying of the tables",
-    "Input": "from ids to vectors",
-    "Additive": "added to the embedding",
+    "Input": "from token ids to vectors",
+    "Additive": "position vectors added to the embedding",
     "Block": "branches with residual connections",
     "Branch": "sublayer of a block",
     "Cell": "recurrent cell",
     "Start": "initial state of a recurrent layer",
-    "InitialState": "for a recurrent decoder",
-    "AttentionScore": "in a recurrent decoder",
+    "InitialState": "initial state of a recurrent decoder",
+    "AttentionScore": "attention scores of a recurrent decoder",
     "Scores": "attention scores of Synthesizers",
     "Residual": "how a branch is combined with its input",
     "Position": "position scheme in attention",
-    "AtHeads": "position scheme for another number of heads",
+    "AtHeads": "position scheme for layers whose number of heads differs from the model's",
     "AttentionPattern": "which keys a query attends to",
-    "Bridge": "from encoder to decoder",
+    "Bridge": "connection from encoder to decoder",
     "Head": "output layer and loss",
     "Linear": "projection layers",
     "Init": "weight initialisation",
@@ -38,7 +38,7 @@ GLOSSES = {
 
 
 def default(value: object) -> str:
-    """Return the default value of a field, formatted as in a JSON record."""
+    """Return the default value of a field, formatted as in JSON."""
     if value is MISSING:
         return "required"
     if isinstance(value, Spec):
@@ -47,14 +47,14 @@ def default(value: object) -> str:
 
 
 def catalogue() -> str:
-    """Return the page as Markdown."""
+    """Return docs/catalogue.md as text."""
     lines = [
         "# Catalogue of parts",
         "",
         "Generated from the code by `make docs`; do not edit.",
         "",
-        "Recipes, `--set` and records name a part by its kind. The last column lists its fields with their defaults; "
-        "`...` is a list of parts.",
+        "Recipes and `--set` name a part (a layer, an optimizer, ...) by its kind. The last column lists the fields of "
+        "the part with their defaults; `...` stands for a list of parts.",
         "",
     ]
     for slot, parts in (model_parts.SLOTS | recipe.SLOTS).items():
@@ -73,13 +73,13 @@ def catalogue() -> str:
         "",
         "## Variants",
         "",
-        "Use one with `regard train --variant NAME`, compare several with `regard ablate --rows NAME,NAME`.",
+        "Use a variant with `regard train --variant NAME`; compare several with `regard ablate --rows NAME,NAME`.",
         "",
     ]
     lines += [
         "`row` is the row of the table of Narang et al. 2021, as it was run there (exceptions: "
-        "[decision 008](decisions/008-rows-of-the-table.md)). `parameters` are those of `narang_base` with it. "
-        "`bends` names the laws that a variant cannot keep, with the reason.",
+        "[decision 008](decisions/008-rows-of-the-table.md)). `parameters` are those of `narang_base` with the "
+        "variant. `bends` names the laws (see below) that do not hold for the variant, with the reason.",
         "",
     ]
     lines += [
@@ -100,24 +100,25 @@ def catalogue() -> str:
             "; ".join(f"{law}: {why}" for law, why in row["bends"].items()),
         ]
         lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
-    lines += ["", "## Laws (checked by `regard check`)", "", "| law | statement |", "|---|---|"]
+    lines += ["", "## Laws: properties that every part must have (checked by `regard check`)"]
+    lines += ["", "| law | statement |", "|---|---|"]
     lines += [f"| {law.name} | {' '.join(law.statement.split())} |" for law in LAWS.values()]
     return "\n".join(lines) + "\n"
 
 
 def _heading(name: str) -> str:
-    """Return the heading of a slot, including its gloss if it has one."""
+    """Return the heading of a section, with an explanation in parentheses if GLOSSES contains one."""
     return f"## {name} ({GLOSSES[name]})" if name in GLOSSES else f"## {name}"
 
 
 def _composite(value: object) -> str:
-    """Return the default value of a field, or `...` for a part with a list of parts, which would fill the page."""
+    """Return the default value of a field as text, or `...` for a part that contains a list of parts (too long)."""
     values = [getattr(value, name) for name in hints(type(value))] if isinstance(value, Spec) else []
     return "..." if any(isinstance(item, tuple) for item in values) else default(value)
 
 
 def main() -> None:
-    """Write the page, or with `--check`, exit with an error if the file differs from it."""
+    """Write docs/catalogue.md, or with `--check`, exit with an error if the file is out of date."""
     page = catalogue()
     if "--check" in sys.argv:
         if not PAGE.exists() or PAGE.read_text(encoding="utf-8") != page:

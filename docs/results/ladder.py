@@ -2,9 +2,9 @@
 
 PYTHONPATH=src python docs/results/ladder.py DATA [--seconds 60] [--seeds 3] [--out runs/ladder-multi30k] [--write DIR]
 
-DATA contains multi30k/tok/ (recipes/README.md). Finished runs are never repeated: stop it at any time, by hand or with
---max-time, and run the command again to continue; the page has the runs so far. The learning rate of every rung is
-searched first, on val and with equal effort, so that the test set is used once.
+DATA contains multi30k/tok/ (recipes/README.md). The script can be stopped at any time, by hand or with --max-time. To
+continue, run it again; finished training runs are not repeated. First, the best learning rate of every model is
+searched on val, with equally many runs for each model, so that the test set is used only once.
 """
 
 import argparse
@@ -26,7 +26,7 @@ RUNGS = "rnn,rnn_attention,convs2s,bytenet"
 
 
 def page(result: Ladder) -> str:
-    """The page as Markdown."""
+    """Return ladder.md as text."""
     table = result.markdown().removeprefix("# The ladder\n")
     budget = f"{result.steps:,} steps" if result.seconds is None else f"{result.seconds:g} seconds of training"
     return "\n".join(
@@ -45,7 +45,7 @@ def page(result: Ladder) -> str:
 
 
 def lines(folder: Path, result: Ladder) -> list[str]:
-    """Every run as a line of JSON, without its outputs; then the ladder itself."""
+    """Return the lines of ladder.jsonl: every training run without its outputs, then the whole ladder."""
     listed = folder / "results.jsonl"
     runs = [json.loads(line) for line in listed.read_bytes().split(b"\n") if line] if listed.exists() else []
     for run in runs:
@@ -54,25 +54,25 @@ def lines(folder: Path, result: Ladder) -> list[str]:
 
 
 def arguments() -> argparse.Namespace:
-    """The command line."""
+    """Return the parsed command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
-    parser.add_argument("data", type=Path, help="the folder that contains multi30k/tok/")
+    parser.add_argument("data", type=Path, help="folder that contains multi30k/tok/")
     parser.add_argument("--rungs", default=RUNGS)
-    parser.add_argument("--seconds", type=float, default=30.0, help="training time of every run")
+    parser.add_argument("--seconds", type=float, default=30.0, help="training time of every run in seconds")
     parser.add_argument("--steps", type=int, help="training steps instead of seconds")
     parser.add_argument("--search", type=int, default=300, help="steps of each run of the learning-rate search")
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--out", default="runs/ladder-multi30k", help="the folder of the runs")
+    parser.add_argument("--out", default="runs/ladder-multi30k", help="folder of the training runs")
     parser.add_argument("--write", type=Path, default=HERE, help="folder of ladder.md and ladder.jsonl")
-    parser.add_argument("--max-time", type=float, help="start no run after this many seconds")
+    parser.add_argument("--max-time", type=float, help="time limit in seconds; run the command again to continue")
     parser.add_argument("--device", default="auto")
-    parser.add_argument("--jobs", type=int, help="number of runs at a time; their steps are those of a run alone")
-    parser.add_argument("--set", action="append", default=[], help="a change of the recipe, path=value")
+    parser.add_argument("--jobs", type=int, help="simultaneous runs; does not change the number of steps")
+    parser.add_argument("--set", action="append", default=[], help="edit of the recipe: path=value")
     return parser.parse_args()
 
 
 def main() -> None:
-    """Search learning rates, train, then write."""
+    """Search for learning rates, train all models, and write both files."""
     options = arguments()
     text = options.data / "multi30k" / "tok"
 

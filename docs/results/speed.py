@@ -1,9 +1,9 @@
-"""Write docs/results/speed.md and speed.json: all races of `regard bench` for a device.
+"""Write docs/results/speed.md and speed.json: all benchmarks of `regard bench` on a device.
 
-    python docs/results/speed.py                          # race on this machine, then write
-    python docs/results/speed.py --merge a.json b.json    # add races of another machine: regard bench ... --json
+    python docs/results/speed.py                          # run the benchmarks on this machine, then write
+    python docs/results/speed.py --merge a.json b.json    # add results of another machine: regard bench ... --json
 
-The races of other devices are kept.
+The results of other devices are kept.
 """
 
 import argparse
@@ -26,7 +26,7 @@ Race = dict[str, Any]
 
 
 def raced(task: str, shape: str, device: str, rounds: int) -> Race:
-    """The result of one race, run in a process of its own."""
+    """Run one benchmark in a process of its own, and return the result."""
     words = ["bench", task, "--shape", shape, "--device", device, "--rounds", str(rounds), "--json"]
     print("regard", *words, file=sys.stderr, flush=True)
     result = subprocess.run([sys.executable, "-m", "regard", *words], stdout=subprocess.PIPE, check=True, text=True)
@@ -34,7 +34,7 @@ def raced(task: str, shape: str, device: str, rounds: int) -> Race:
 
 
 def merged(old: list[Race], new: list[Race]) -> list[Race]:
-    """The newest race of each kind, in the order of the page."""
+    """Return the newest result for each device, task and model size, in the order of the page."""
     kinds = [(device, *race) for device in TITLES for race in RACES[device]]
     newest = {(race["device"], race["task"], race["shape"]): race for race in (*old, *new)}
     return [
@@ -43,7 +43,7 @@ def merged(old: list[Race], new: list[Race]) -> list[Race]:
 
 
 def page(races: list[Race]) -> str:
-    """The page as Markdown."""
+    """Return speed.md as text."""
     lines = [
         "# Speed",
         "",
@@ -60,7 +60,7 @@ def page(races: list[Race]) -> str:
 
 
 def section(race: Race) -> list[str]:
-    """The section of one race."""
+    """Return the lines of the section about one benchmark."""
     machine = race["machine"]
     versions = ", ".join(f"{name} {version}" for name, version in machine["versions"].items())
     where = machine.get("gpu") or f"{machine['cpu']}, {machine['cores']} cores, threads used: {machine['threads']}"
@@ -94,17 +94,17 @@ def section(race: Race) -> list[str]:
 
 
 def main() -> None:
-    """Race or merge, then write."""
+    """Run the benchmarks or merge results, then write both files."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--device", choices=("auto", *RACES), default="auto")
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--merge", nargs="+", type=Path, metavar="FILE")
-    given = parser.parse_args()
-    device = given.device if given.device != "auto" else "cuda" if torch.cuda.is_available() else "cpu"
-    if given.merge:
-        new = [json.loads(path.read_text(encoding="utf-8")) for path in given.merge]
+    options = parser.parse_args()
+    device = options.device if options.device != "auto" else "cuda" if torch.cuda.is_available() else "cpu"
+    if options.merge:
+        new = [json.loads(path.read_text(encoding="utf-8")) for path in options.merge]
     else:
-        new = [raced(task, shape, device, given.rounds) for task, shape in RACES[device]]
+        new = [raced(task, shape, device, options.rounds) for task, shape in RACES[device]]
     today = datetime.now(UTC).date().isoformat()
     new = [{"date": today} | race for race in new]
     kept = HERE / "speed.json"

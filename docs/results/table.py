@@ -1,4 +1,4 @@
-"""Write docs/results/table.md: an ablation over the rows of Narang et al. 2021 beside the published numbers.
+"""Write docs/results/table.md: an ablation over the rows of Narang et al. 2021, next to the published numbers.
 
 python docs/results/table.py runs/table
 """
@@ -16,13 +16,13 @@ BASE = "base"
 
 
 def ranks(values: list[float]) -> np.ndarray:
-    """Ranks from 0; equal values get the mean of their ranks."""
+    """Return the ranks of the values, starting at 0. Equal values get the mean of their ranks."""
     array = np.asarray(values)
     return np.array([(array < value).sum() + ((array == value).sum() - 1) / 2 for value in array])
 
 
 def correlation(a: list[float], b: list[float], draws: int = 20_000) -> tuple[float, float]:
-    """Spearman's rank correlation, and the p-value of a permutation test."""
+    """Return (Spearman's rank correlation, p-value of a permutation test with `draws` permutations)."""
     x, y = ranks(a), ranks(b)
     if not x.std() or not y.std():
         return 0.0, 1.0
@@ -33,7 +33,7 @@ def correlation(a: list[float], b: list[float], draws: int = 20_000) -> tuple[fl
 
 
 def page(table: dict[str, Any], published: dict[str, dict[str, str]]) -> str:
-    """The page as Markdown."""
+    """Return table.md as text, from our table.json and the published numbers by row name."""
     rows = {row["name"]: row for row in table["rows"]}
     rows["vanilla"] = rows.pop(BASE)
     metric: str = "BLEU" if table["metric"] == "bleu" else table["metric"]
@@ -63,7 +63,7 @@ def page(table: dict[str, Any], published: dict[str, dict[str, str]]) -> str:
 
 
 def _apart(rows: dict[str, Any]) -> str:
-    """Name the rows that vary too much for the pooled variance."""
+    """Return a sentence that names the rows that vary too much for the pooled variance, or an empty string."""
     effects = {name: row.get("effect") for name, row in rows.items()}
     names = [f"`{name}`" for name, effect in effects.items() if effect is not None and not effect["steady"]]
     return (
@@ -120,7 +120,7 @@ def _agreement(rows: dict[str, Any], published: dict[str, dict[str, str]], metri
 
 
 def main() -> None:
-    """Read the folder of an ablation and write the page."""
+    """Read table.json from the folder of an ablation, and write table.md."""
     if len(sys.argv) != 2:
         raise SystemExit("usage: python docs/results/table.py FOLDER")
     table = json.loads((Path(sys.argv[1]) / "table.json").read_text(encoding="utf-8"))

@@ -1,9 +1,9 @@
-"""The 60-second translator: train recipes/record.toml on Multi30k en-de, and store its time and its scores.
+"""The 60-second translator: train recipes/record.toml on Multi30k en-de, and store training time and scores.
 
 python docs/results/records/record.py FOLDER [--seeds 1 2 3] [--name NAME] [--set PATH=VALUE ...]
 
-FOLDER contains train, val and test_2016_flickr of the official tokenised text (`*.en`, `*.de`, also `.gz`). The results
-are written to NAME beside this file: a line of records.jsonl, the resolved recipe, and the log of every seed.
+FOLDER contains train, val and test_2016_flickr of the official tokenised text (`*.en`, `*.de`, also `.gz`). The recipe
+and the log of every seed are written to the folder NAME beside this file, and one line is added to records.jsonl.
 """
 
 import argparse
@@ -22,7 +22,7 @@ REFERENCE = 300.0  # seconds of Hugging Face Marian with the Transformer-Tiny re
 
 
 def path_of(folder: Path, part: str, language: str) -> str:
-    """The path of the file of a part and language."""
+    """Return the path of the file with one part of the data (such as `train`) in one language."""
     paths = sorted(path for path in folder.glob(f"{part}*.{language}*") if path.suffix in {f".{language}", ".gz"})
     if not paths:
         sys.exit(f"record: there is no {part}*.{language} in {folder}; give the folder multi30k/tok")
@@ -30,14 +30,14 @@ def path_of(folder: Path, part: str, language: str) -> str:
 
 
 def regard(*arguments: str) -> str:
-    """The stdout of a command."""
+    """Run the command `regard` with arguments, and return its stdout."""
     return subprocess.run(
         [sys.executable, "-m", "regard", *arguments], check=True, stdout=subprocess.PIPE, text=True
     ).stdout
 
 
 def train(folder: Path, run: Path, seed: int, changes: list[str]) -> dict[str, Any]:
-    """One run: seconds of training by its log, seconds of the whole command, and the scores of both texts."""
+    """Train with one seed. Return the training time, the time of the whole command, and the scores on val and test."""
     sides = {"--source": "train", "--valid-source": "val"}
     files = [value for option, part in sides.items() for value in (option, path_of(folder, part, "en"))]
     files += [v for o, part in sides.items() for v in (o.replace("source", "target"), path_of(folder, part, "de"))]
@@ -57,7 +57,7 @@ def train(folder: Path, run: Path, seed: int, changes: list[str]) -> dict[str, A
 
 
 def main() -> None:
-    """Train the seeds, one after the other, and write the record."""
+    """Train with every seed, one after the other, and write the results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
@@ -75,7 +75,7 @@ def main() -> None:
             rows.append(train(options.folder, run, seed, options.changes))
             (into / f"log-{seed}.jsonl").write_text((run / "log.jsonl").read_text())
             machine = json.loads((run / "environment.json").read_text())
-            del machine["command"]  # it has the paths of this machine
+            del machine["command"]  # contains paths of this machine
             (into / "environment.json").write_text(json.dumps(machine, indent=2) + "\n")
             print(json.dumps(rows[-1]), flush=True)
     seconds = statistics.mean(row["seconds"] for row in rows)

@@ -1,4 +1,4 @@
-"""`regard.ablate`: the function form of the command `regard ablate`."""
+"""`regard.ablate`, the Python function that corresponds to the command `regard ablate`."""
 
 from collections.abc import Sequence
 from contextlib import closing
@@ -46,9 +46,9 @@ def ablate(  # noqa: PLR0913  # the options of the command line
     quiet: bool = True,
     trust_code: bool = False,
 ) -> Report:
-    """Train a base model and modifications of it on the same text, and return a table that compares them.
+    """Train a base model and modifications of this model on the same text, and return a table that compares them.
 
-    The results are written to the folder `out`. Runs that are already finished there are not repeated.
+    The results are written to the folder `out`. Training runs that this folder already contains are not repeated.
 
     Args:
         out: Folder for the ablation, new or existing.
@@ -65,22 +65,22 @@ def ablate(  # noqa: PLR0913  # the options of the command line
         rows: Modifications to compare: `all`, `table` (the 52 of Narang et al. 2021), a group, or names. A name
             `module:function` refers to your own function.
         base: Preset for the base. If None, it is chosen according to the corpus.
-        variants: Modifications that are part of the base.
+        variants: Modifications applied to the base model, and so to all models.
         changes: Edits to the base's recipe, such as `model.d_model=64`.
         seeds: Number of runs per modification. The base has three times as many.
         steps: Training steps per run.
-        time: Training time of the base, instead of `steps`, in seconds or as "20s" or "5m". All modifications are
-            trained for the number of steps that the base takes in this time.
+        time: Training time of the base, instead of `steps`, in seconds or as "20s" or "5m". All models are trained
+            for the number of steps that the base takes in this time.
         match: `parameters` or `compute` scales the hidden widths of every modified model until it has as many
             parameters or operations as the base; `none` changes no width.
         metric: Metric to report in addition to the loss. If None, it is the default metric of the task.
-        search_rates: First search for the best learning rate of every model, with the same effort for each.
-        jobs: Number of simultaneous runs. If None, one per GPU, or without a GPU one per core up to 16.
+        search_rates: First search for the best learning rate of every model, with equally many runs for each.
+        jobs: Number of simultaneous runs. If None: one per GPU, or without a GPU, one per CPU core (at most 16).
         device: `auto`, `cpu` or `cuda`.
         threads: CPU threads per run.
-        max_time: Time limit. No run is started that would end after it; call the function again to continue.
-        quiet: Print no progress.
-        trust_code: Import the user's own code that a name such as `mine:cosine` refers to.
+        max_time: Time limit. Runs that would end later are not started; call the function again to continue.
+        quiet: Do not print progress.
+        trust_code: Allow the import of your own code, to which a name such as `mine:cosine` refers.
     """
     names = rows if isinstance(rows, str) else ",".join(rows)
     settings = Settings(names, seeds, steps, seconds(time, "--time"), match, search_rates, metric, seconds(max_time))

@@ -9,7 +9,7 @@ from regard.ablation.results import DONE
 
 
 class AblationConsole:
-    """A printer of an ablation's events to stderr. The method `on_x` prints an event of the kind x."""
+    """Prints the progress of an ablation to stderr. The method `on_x` handles events of the type x."""
 
     def __init__(self, console: Console | None = None, quiet: bool = False) -> None:
         self.console, self.quiet = console or Console(stderr=True, emoji=False), quiet
@@ -19,7 +19,7 @@ class AblationConsole:
         self.done, self.runs = 0, 0
 
     def note(self, event: dict[str, Any]) -> None:
-        """Print an event, unless `quiet` is set."""
+        """Print an event or update the progress bars, unless `quiet` is set."""
         if not self.quiet:
             getattr(self, f"on_{event['event']}")(event)
 

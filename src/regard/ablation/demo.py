@@ -1,4 +1,4 @@
-"""The default text and base models of `ablate` and `ladder`: numbers, dates and times, English to German."""
+"""Default text and models of `ablate` and `ladder`: numbers, dates and times, translated from English to German."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -23,7 +23,7 @@ SMALL: dict[str, Any] = {
 def ablation(
     text: Path, base: str | None, variants: Sequence[str], changes: Sequence[str], trust_code: bool = False
 ) -> RecipeRequest:
-    """Return the recipe of an ablation. The default base is a small form of the base of Narang et al. 2021."""
+    """Return the recipe of an ablation. The default base model is a small version of that of Narang et al. 2021."""
     model = {"preset": "narang_base", **SMALL} if base is None else {"preset": base}
     train = _train(ABLATION_STEPS, 5e-3, ABLATION_STEPS // 8)
     return request_from_record(
@@ -32,7 +32,7 @@ def ablation(
 
 
 def ladder(text: Path, base: str | None, changes: Sequence[str]) -> RecipeRequest:
-    """Return the recipe of a ladder. The default full Transformer is small enough to train on two cores."""
+    """Return the recipe of a ladder. The default Transformer is small enough to train on two CPU cores."""
     small: dict[str, Any] = {"d_model": 64, "dropout": 0.0, "head": {"label_smoothing": 0.0}}
     small |= {"encoder": {"depth": 2}, "decoder": {"depth": 2}}
     full = {"preset": "transformer_tiny", "variants": ["pre_norm", "rotary"], **small}

@@ -1,4 +1,4 @@
-"""An ablation from text to table: prepare the text, plan the runs, train the unfinished ones, compare the results."""
+"""Run an ablation: tokenise the text, plan the training runs, train the unfinished ones, and compare the results."""
 
 import math
 import re
@@ -47,10 +47,10 @@ class Settings:
     each: bool = False  # `seconds` is the training time of every model, not only of the base
     base_seeds: int | None = None  # None: three times `seeds`
     texts: bool = False  # store the translations of the validation text
-    rates: Rates = field(default_factory=dict)  # known factors
+    rates: Rates = field(default_factory=dict)  # known learning rates of rows
 
     def check(self) -> None:
-        """Raise an error for invalid settings, before any text is read."""
+        """Raise an error if the settings are invalid. This does not read the text."""
         if self.seeds < 1:
             raise SpecError("--seeds", f"must be at least 1, not {self.seeds}")
         if self.steps is not None and self.steps < plan.EARLY:
@@ -71,7 +71,7 @@ def run_ablation(
     machine: Resources = Resources(),
     watch: Watch = lambda _: None,
 ) -> Report:
-    """Run or continue an ablation in the folder `out`. A function `request` is called after the folder is locked."""
+    """Run or continue an ablation in the folder `out`. If `request` is a function, call it with `out` locked."""
     names, named = select_rows(settings.rows)
     for name in names:
         variant(name, machine.trust_code, "--rows")
@@ -88,7 +88,7 @@ def run_ablation(
 def open_ablation(
     request: Request, out: str | Path, settings: Settings, machine: Resources, watch: Watch
 ) -> Iterator[tuple[Text, Recipe]]:
-    """Prepare and yield the text and the base's recipe. The folder `out` is locked until the `with` block ends."""
+    """Yield (tokenised text, recipe of the base model). The folder `out` is locked until the `with` block ends."""
     settings.check()
     device = choose_device(machine.device)  # raises an error for a missing device before anything is written
     folder = Path(out)
@@ -107,7 +107,7 @@ def open_ablation(
 
 
 def _request(request: RecipeRequest, settings: Settings) -> RecipeRequest:
-    """Return the request with the number of steps from the settings, and without early stopping."""
+    """Return the recipe request with the number of steps from the settings, and without early stopping."""
     train = request.train
     steps = settings.steps or (None if settings.seconds is not None else train.steps)
     # AdamW is the default for all rows, because Muon treats a row differently if fewer of its parameters are matrices.
@@ -117,7 +117,7 @@ def _request(request: RecipeRequest, settings: Settings) -> RecipeRequest:
 
 
 def _check_folder(folder: Path) -> None:
-    """Raise an error if a folder contains anything other than an ablation."""
+    """Raise an error if the folder contains files but no ablation."""
     if folder.exists() and (
         not folder.is_dir() or (any(path.name != LOCK for path in folder.iterdir()) and not (folder / "runs").is_dir())
     ):
@@ -126,7 +126,7 @@ def _check_folder(folder: Path) -> None:
 
 @contextmanager
 def _runs(folder: Path) -> Iterator[None]:
-    """Create the folder `runs`, and remove it again if an error ends the `with` block before the first run."""
+    """Create the folder `runs`. Remove it again if the `with` block ends before the first training run."""
     runs = folder / "runs"
     new = not runs.exists()
     try:
@@ -142,7 +142,7 @@ def _runs(folder: Path) -> Iterator[None]:
 
 @dataclass
 class Experiment:
-    """The runs of a base and its modifications on one text: train those that have no result yet, then compare."""
+    """The training runs of a base model and its modifications on one text. Finished runs are not repeated."""
 
     folder: Path
     settings: Settings
@@ -168,7 +168,7 @@ class Experiment:
         self.deadline = None if settings.max_time is None else time.monotonic() + settings.max_time
 
     def run(self) -> Report:
-        """Train all runs and return the table."""
+        """Train all models and return the report that compares them."""
         settings, complete, rates = self.settings, True, dict(self.settings.rates)
         with Runner(self.folder, self.machine) as runner:
             left = self._budgeted(runner)
@@ -182,12 +182,12 @@ class Experiment:
         return build_report(self, rates, complete)
 
     def rates(self) -> dict[str, float]:
-        """Search for the best learning rate of every row, and return it as a factor of the base's learning rate."""
+        """Search for the best learning rate of every model. Return each as a multiple of the base's learning rate."""
         with Runner(self.folder, self.machine) as runner:
             return self._searched(runner, self._budgeted(runner))[1]
 
     def _budgeted(self, runner: Runner) -> list[Row]:
-        """Set the number of training steps of every row, and return the rows that can be trained."""
+        """Set the number of training steps of every row, and return the rows whose models can be trained."""
         settings, steps = self.settings, self.settings.steps
         if settings.seconds is not None:
             steps = self._steps(runner, self.base, settings.seconds)
@@ -201,12 +201,12 @@ class Experiment:
         return [row for row in self.rows if row.model is not None]
 
     def _searched(self, runner: Runner, rows: list[Row]) -> tuple[bool, dict[str, float]]:
-        """Search for learning rates; return whether the search is complete, and the best factor for each row."""
+        """Search for learning rates. Return (whether the search is complete, best learning-rate factor by row name)."""
         searches = plan.searches([self.base, *rows], self.recipe, self.text)
         return self._train(runner, searches, "learning rates"), self._rates(searches)
 
     def _train(self, runner: Runner, jobs: list[Job], what: str) -> bool:
-        """Train the runs that have no result yet, and return whether all runs have a result now."""
+        """Train the jobs that have no result yet. Return True if all jobs have a result now."""
         left = {job.hash: job for job in jobs if not self.results.finished(job.hash)}
         every = {job.hash for job in jobs}
         self.watch({"event": "plan", "what": what, "runs": len(every), "finished": len(every) - len(left)})
@@ -220,7 +220,7 @@ class Experiment:
         return runner.run(left.values(), self.text, measured, watch, self.deadline) if left else True
 
     def _rates(self, searches: list[Job]) -> dict[str, float]:
-        """Return the learning-rate factor with the lowest loss for each row. The loss of a failed run is infinite."""
+        """Return the best learning-rate factor of each row whose search is complete. A failed run has infinite loss."""
         best: dict[str, tuple[float, float]] = {}
         for job in searches:
             result = self.results.get(job.hash)
@@ -233,7 +233,7 @@ class Experiment:
         return {row: factor for row, (_, factor) in best.items() if not math.isnan(factor)}
 
     def _paced(self, runner: Runner, row: Row, seconds: float) -> Row:
-        """Return a row with the number of steps that take `seconds`, or marked as left out if it cannot be trained."""
+        """Return the row with the number of steps that take `seconds`. A row that cannot be trained is left out."""
         if row.model is None:
             return row
         try:
@@ -243,11 +243,11 @@ class Experiment:
             return Row(row.name, None, left_out=str(error))
 
     def report(self, sentence: str) -> None:
-        """Print a sentence above the progress bars."""
+        """Send a message event to `watch`, which prints it above the progress bars."""
         self.watch({"event": "message", "text": sentence})
 
     def _steps(self, runner: Runner, row: Row, seconds: float) -> int:
-        """Return the number of steps that take `seconds`, measured once and stored in `steps.json`."""
+        """Return the number of training steps that take `seconds`. It is measured once and stored in `steps.json`."""
         train = plan.training(self.recipe.train, LONG)
         probe = plan.job(row, 1, replace(self.recipe, train=train), self.text)
         key, path = f"{probe.hash} {seconds:g}", self.folder / "steps.json"

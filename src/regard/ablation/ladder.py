@@ -1,8 +1,8 @@
-"""The ladder: a comparison of the Transformer's predecessors and of Transformers without one part, on equal budgets.
+"""The ladder: a fair comparison of the Transformer, its predecessors, and Transformers that lack one component.
 
 Every model of the ladder (a "rung") has as many parameters as the full Transformer, because the model width is
 adjusted. All are trained on the same batches in the same order, for the same number of steps or the same time. A ladder
-is an ablation whose models may belong to other families.
+is run like an ablation, but the models may have different architectures.
 """
 
 import math
@@ -50,9 +50,9 @@ QUICK_SECONDS, QUICK_SEEDS = 25.0, 2
 
 
 def select_rungs(rungs: str) -> tuple[list[str], set[str]]:
-    """Return the models that `rungs` selects, in ladder order, and the set of those that are given by name.
+    """Return (names, named): the models that `rungs` selects, in ladder order, and those that `rungs` lists by name.
 
-    `rungs` is `all` or comma-separated names. The full Transformer, always the last model, is not in the result.
+    `rungs` is `all` or comma-separated names. The full Transformer, always the last model, is not returned.
     """
     words = [word.strip() for word in rungs.split(",")]
     for word in words:
@@ -72,9 +72,9 @@ def ladder(
     machine: Resources = Resources(),
     watch: Watch = lambda _: None,
 ) -> "Ladder":
-    """Train all models of a ladder in the folder `out`, or continue there, and return the ladder.
+    """Train all models of a ladder, write the results to the folder `out`, and return them. Skip finished runs.
 
-    The settings `rows` and `match` have no effect. `settings.seconds` is the training time per model.
+    `settings.rows` and `settings.match` have no effect. `settings.seconds` is the training time per model.
     """
     with _open_ladder(request, out, rungs, settings, machine, watch) as experiment:
         result = _build_ladder(experiment, experiment.run())
@@ -90,7 +90,7 @@ def rates(
     machine: Resources = Resources(),
     watch: Watch = lambda _: None,
 ) -> dict[str, float]:
-    """Search for the best learning rate of every model, and return the factors for `Settings.rates` of a ladder."""
+    """Search for the best learning rate of every model of a ladder. Return factors by name, for `Settings.rates`."""
     with _open_ladder(request, out, rungs, settings, machine, watch) as experiment:
         return experiment.rates()
 
@@ -120,9 +120,9 @@ def _open_ladder(
 
 
 def _row(builder: RowBuilder, base: Row, name: str, named: bool) -> Row:
-    """Return the row of a model resized to the base's size.
+    """Return the table row of the model `name`, resized to as many parameters as the base.
 
-    A model that does not apply is marked as left out, or raises an error if it is `named`.
+    If the model does not fit the task, raise an error if it is `named`, otherwise mark the row as left out.
     """
     assert base.model is not None
     try:
@@ -139,10 +139,10 @@ def _row(builder: RowBuilder, base: Row, name: str, named: bool) -> Row:
 
 
 def family(name: str, base: ModelSpec) -> ModelSpec:
-    """Return a model of another family with the base's dropout, label smoothing and sharing of embedding tables.
+    """Return a model of another architecture with the base's dropout, label smoothing and sharing of embedding tables.
 
-    Embedding tables contain most parameters of a small model. If models shared them differently, equal totals would
-    leave some models fewer parameters for their layers.
+    Embedding tables contain most parameters of a small model. If models shared tables differently, equal totals would
+    leave some models fewer parameters for layers.
     """
     model: Any = preset(BEFORE[name])
     changes: dict[str, Any] = {
@@ -158,7 +158,7 @@ def family(name: str, base: ModelSpec) -> ModelSpec:
 
 @dataclass(frozen=True)
 class Rung:
-    """One model of the ladder: a table row."""
+    """One model of the ladder with its results: a row of the table."""
 
     name: str
     about: str
@@ -187,7 +187,7 @@ class Rung:
 
 @dataclass
 class Ladder:
-    """All models of the ladder, the full Transformer last, and the settings of the ladder."""
+    """The results of all models of the ladder, the full Transformer last, and the settings of the ladder."""
 
     rungs: list[Rung]
     buckets: list[Bucket]
@@ -231,12 +231,12 @@ class Ladder:
         ]
 
     def cells(self) -> list[list[str]]:
-        """Return the rows of the table as text, the headings first."""
+        """Return the cells of the table as text. The first row contains the headings."""
         head = ["rung", "parameters", self.title, "95%", "loss", "tokens/s", "path", "steps", "seconds", "verdict"]
         return [head, *(_cells(rung) for rung in self.rungs)]
 
     def by_length(self) -> list[list[str]]:
-        """Return the rows of the table of the metric by source length as text, the headings first."""
+        """Return the table of the metric by source length as text cells. The first row contains the headings."""
         head = ["rung", *(f"{bucket.name} tokens ({len(bucket.lines)} lines)" for bucket in self.buckets)]
         return [head, *([rung.name, *map(_score, rung.buckets)] for rung in self.rungs if rung.buckets)]
 
@@ -343,7 +343,7 @@ def _build_ladder(experiment: Experiment, report: Report) -> Ladder:
 def _rung(row: Row, line: Line, done: Sequence[Result], scores: Sequence[Interval], length: int) -> Rung:
     """Return a model's table row, with path lengths for `length` tokens.
 
-    `scores` has the scores for all texts, then those for each bucket.
+    `scores` contains the score for all texts, then the score for each bucket of source lengths.
     """
     total: dict[str, Any] = asdict(scores[0]) if scores else {}
     longest, shortest = (None, None) if row.model is None else path_lengths(row.model)
@@ -372,5 +372,5 @@ def _rung(row: Row, line: Line, done: Sequence[Result], scores: Sequence[Interva
 
 
 def about(name: str) -> str:
-    """Return the description of a model."""
+    """Return the one-line description of the model `name` for tables."""
     return VARIANTS[name].about if name in LESS else ABOUT[name]

@@ -1,4 +1,4 @@
-"""The HTML page of an ablation or a ladder: one self-contained file, with light and dark colours."""
+"""The HTML page of an ablation or a ladder (a comparison of architectures): one self-contained file."""
 
 from collections.abc import Callable, Sequence
 from html import escape
@@ -36,7 +36,7 @@ Facts = Sequence[tuple[str, str]]
 def save(
     path: Path, record: dict[str, Any], markdown: str, draw: Callable[[], str], warn: Callable[[str], None]
 ) -> None:
-    """Write `path` with the suffixes .json, .md and .html. An error while drawing the HTML page is only reported."""
+    """Write JSON, Markdown and HTML files with the stem `path`. If drawing the HTML page fails, call `warn`."""
     write_json(path.with_suffix(".json"), record)
     replace_text(path.with_suffix(".md"), markdown)
     path = path.with_suffix(".html")
@@ -48,7 +48,7 @@ def save(
 
 
 def html(record: dict[str, Any], cells: Cells, sentences: Sequence[str], facts: Facts = ()) -> str:
-    """Return the HTML page of an ablation, given as a JSON object, table cells, explanations and facts."""
+    """Return the HTML page of an ablation: `facts`, the table `cells`, the `sentences` that explain it, and plots."""
     rows = record["rows"]
     pictures = [
         ("Effects on the final loss", lambda: plots.effects(rows)),
@@ -61,7 +61,7 @@ def html(record: dict[str, Any], cells: Cells, sentences: Sequence[str], facts: 
 def ladder(
     record: dict[str, Any], metric: str, cells: Cells, by_length: Cells, sentences: Sequence[str], facts: Facts = ()
 ) -> str:
-    """Return the HTML page of a ladder. `metric` is the title of the metric, and `by_length` is a second table."""
+    """Return the HTML page of a ladder, with plots of `metric` and the table `by_length` (scores by source length)."""
     rows = record["rows"]
     names = [bucket["name"] for bucket in record["buckets"]]
     title = f"{metric} by source length"
@@ -94,7 +94,7 @@ def _page(title: str, facts: Facts, parts: Sequence[str]) -> str:
 
 
 def _table(cells: Cells, verdicts: Sequence[str] | None = None) -> str:
-    """Return an HTML table. `verdicts`, if given, are the style classes of the last cells, one per row."""
+    """Return an HTML table. `verdicts`, if given, contains the CSS class of the last cell of every row."""
     head, *rows = cells
     name = "" if verdicts is None else ' class="judged"'
     parts = [f'<div class="wide"><table{name}><thead><tr>', *(f'<th scope="col">{escape(cell)}</th>' for cell in head)]
@@ -107,5 +107,5 @@ def _table(cells: Cells, verdicts: Sequence[str] | None = None) -> str:
 
 
 def _whole(cell: str) -> str:
-    """Return a cell with non-breaking spaces, so that "mean ± deviation" and an interval each stay on one line."""
+    """Return a cell with non-breaking spaces, so that "mean ± deviation" or an interval is not split over two lines."""
     return cell.replace(" ± ", "\u00a0±\u00a0").replace(", ", ",\u00a0")

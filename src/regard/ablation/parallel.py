@@ -23,7 +23,7 @@ MOST = 16  # default limit on simultaneous jobs on a CPU
 
 @dataclass(frozen=True)
 class Resources:
-    """The device, the number of processes and the number of threads for the jobs."""
+    """The device, the number of simultaneous jobs (training runs), and the number of threads per job."""
 
     device: str = "auto"
     jobs: int | None = None  # simultaneous jobs; None: one per GPU, or per core
@@ -63,7 +63,7 @@ class Runner(ProcessPool):
         """Run the jobs, pass every event to `watch`, and return True if all jobs were started.
 
         A job is not started if it would end after the deadline, assuming that it takes as long as the longest job so
-        far. `measured` contains the metric, and `texts`, which is true if translations are stored.
+        far. `measured["metric"]` is the metric to compute, and `measured["texts"]` is whether to store translations.
         """
         waiting, busy, clock = deque(jobs), 0, _Clock(deadline)
         events: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
@@ -117,7 +117,7 @@ class Runner(ProcessPool):
 
 
 class _Clock:
-    """A time limit for starting jobs, each of which is assumed to take as long as the longest so far."""
+    """A time limit for starting jobs. A new job is assumed to take as long as the longest job so far."""
 
     def __init__(self, deadline: float | None) -> None:
         self.deadline, self.longest = deadline, 0.0

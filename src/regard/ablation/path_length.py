@@ -3,7 +3,7 @@
 An operation is one layer applied to all tokens at once, or one step of one recurrent layer. For n source and n target
 tokens, the *longest* path is the number of operations that must run one after another on any hardware. The *shortest*
 path is the smallest number of operations that a signal passes through from the first source token to the last output
-(Vaswani et al. 2017, table 1).
+(Vaswani et al. 2017, table 1). The encoder has E layers, and the decoder has D layers.
 
     Transformer, ConvS2S, E + D layers     longest  E + D                        shortest  E + 1
     ByteNet, E + D blocks                           E + D                                  E + D
@@ -15,7 +15,7 @@ The longest path may start at any source token. A recurrent layer is applied to 
 bidirectional layers require. (Unidirectional layers could also run one token behind each other, in 2n + max(E, D) - 1
 operations.) The initial state of a decoder layer is the last state of the encoder layer at the same height, counted
 from the top. If the encoder runs in reverse, that state comes directly from the first source token. Attention is one
-more operation, and its output depends on the encoder alone. In a ByteNet, the last of n outputs depends on the first
+more operation, whose output depends on the encoder alone. In a ByteNet, the last of n outputs depends on the first
 token only if the receptive field is at least n tokens.
 """
 
@@ -48,7 +48,7 @@ class Length:
 
 
 def path_lengths(model: ModelSpec) -> tuple[Length, Length]:
-    """Return the lengths of the longest and the shortest path in a sequence-to-sequence model."""
+    """Return (length of the longest path, length of the shortest path) in a sequence-to-sequence model."""
     if isinstance(model, EncoderDecoder | ConvS2S):
         encoder, decoder = (
             (model.encoder.blocks(), model.decoder.blocks())

@@ -1,4 +1,4 @@
-"""The runs of an ablation, identified by a hash of everything that their results depend on."""
+"""The training runs of an ablation, each identified by a hash of everything that its result depends on."""
 
 import hashlib
 import inspect
@@ -52,7 +52,7 @@ class Text:
 
 
 def tokenised(request: RecipeRequest, folder: Path, report: Callable[[str], None] = lambda _: None) -> Text:
-    """Return the tokenised text from its token store, which is created under `folder` unless it exists there."""
+    """Return the tokenised text. It is stored under `folder`, so that it is tokenised only once."""
     if request.start is not None:
         raise DataError("start: an ablation trains all models from random weights; leave --from out")
     store = folder / _key(request)
@@ -68,7 +68,7 @@ def tokenised(request: RecipeRequest, folder: Path, report: Callable[[str], None
 
 
 def _key(request: RecipeRequest) -> str:
-    """Return the name of a token store: a digest of the settings and of the files' contents, but not of their paths."""
+    """Return the folder name of tokenised text: a digest of the data settings and file contents, but not of paths."""
     spec = request.data
     record = to_record(replace(spec, train=spec.train[:1], valid=()), PARTS)
     del record["train"], record["batching"]
@@ -98,7 +98,7 @@ def _key(request: RecipeRequest) -> str:
 
 
 def _fingerprint(folder: Path) -> str:
-    """Return the digest of all tokens, tokenizers and held-out texts in a token store."""
+    """Return a digest of all tokens, tokenizers and held-out texts in a folder of tokenised text."""
     manifests = sorted(folder.glob("*/manifest.json"))
     files = [*sorted(folder.glob("tokenizer.*.json")), folder / "valid.jsonl", folder / "labels.json"]
     tables = [(path.parent.name, json.loads(path.read_text(encoding="utf-8"))) for path in manifests]
@@ -116,7 +116,7 @@ REASON = f"every run trains for all its steps, is validated {POINTS} times and c
 
 
 def check_changes(changes: Iterable[str], request: RecipeRequest, steps: bool) -> None:
-    """Raise an error for `--set` edits without effect. `steps` is True if another option sets the number of steps."""
+    """Raise an error for `--set` options without effect. `steps`: whether another option sets the number of steps."""
     for path in (parse_change(change)[0] for change in changes):
         section, _, field = path.partition(".")
         if section == "decode":
@@ -130,7 +130,7 @@ def check_changes(changes: Iterable[str], request: RecipeRequest, steps: bool) -
 
 
 def unused(request: RecipeRequest) -> str:
-    """Return a sentence that lists those settings of the recipe that an ablation ignores, or an empty string."""
+    """Return a sentence that lists the settings of the recipe that an ablation ignores, or an empty string."""
     train, defaults = request.train, (TrainSpec(), default_train(request.data.objective))
     names = [f"train.{name}" for name in FIXED if getattr(train, name) not in [getattr(d, name) for d in defaults]]
     names += ["train.seed"] * (train.seed != TrainSpec().seed and not request.data.split_by_source)
@@ -173,7 +173,7 @@ def early_step(train: TrainSpec) -> int:
 
 
 def job(row: Row, seed: int, recipe: Recipe, text: Text, factor: float = 1.0) -> Job:
-    """Return a run for a row: the base's recipe with the row's model, a seed and a learning rate."""
+    """Return a training run: the base's recipe with the row's model, the seed, and the learning rate times `factor`."""
     assert row.model is not None
     train = recipe.train if row.steps is None else training(recipe.train, row.steps)
     if factor != 1.0:
@@ -184,9 +184,9 @@ def job(row: Row, seed: int, recipe: Recipe, text: Text, factor: float = 1.0) ->
 
 
 def run_hash(recipe: Recipe, fingerprint: str) -> str:
-    """Return the digest of what a result depends on: model, training, seed, batches, tokens and the user's own code.
+    """Return a hash of everything that a result depends on: model, training, seed, batches, tokens and user code.
 
-    The digest does not depend on file paths. The user's own code is included as the contents of its source files.
+    File paths do not affect the hash. User code is included as the contents of its source files.
     """
     record = recipe.record()
     data: DataSpec = recipe.data
@@ -203,21 +203,21 @@ def run_hash(recipe: Recipe, fingerprint: str) -> str:
 
 
 def _code(recipe: Recipe) -> list[str]:
-    """Return the digests of the source files that define the user's own parts."""
+    """Return the digests of the source files that define the user's own layers, optimizers and other classes."""
     modules = {type(part).__module__ for part in walk(recipe)}
     files = {inspect.getsourcefile(sys.modules[name]) for name in modules if name.partition(".")[0] != "regard"}
     return sorted(file_digest(Path(file)) for file in files if file is not None)
 
 
 def searches(rows: Iterable[Row], recipe: Recipe, text: Text) -> list[Job]:
-    """Return the runs of the learning-rate search, equally many for every row."""
+    """Return the training runs of the learning-rate search: every row with every factor in FACTORS."""
     return [job(row, SEARCH_SEED, recipe, text, factor) for row in rows for factor in FACTORS]
 
 
 def runs(
     base: Row, rows: Iterable[Row], seeds: int, recipe: Recipe, text: Text, rates: Rates, base_seeds: int | None = None
 ) -> list[Job]:
-    """Return the runs to compare: seeds 1 .. n for every row, and by default three times as many for the base."""
+    """Return the training runs to compare: seeds 1 .. n for every row, by default three times as many for the base."""
     seeds_by_row = [(base, base_seeds or 3 * seeds), *((row, seeds) for row in rows)]
     return [
         job(row, seed, recipe, text, rates.get(row.name, 1.0))

@@ -23,13 +23,13 @@ LARGEST, SMALLEST = 1e30, 1e-30  # larger numbers are drawn as unknown, smaller 
 
 
 def kind(row: dict[str, Any]) -> str:
-    """Return the style-sheet class of a row: `better`, `worse`, `base`, or an empty string."""
+    """Return the CSS class of a table row: `better`, `worse`, `base`, or an empty string."""
     kinds = {BETTER: "better", WORSE: "worse", "the base": "base", "the full Transformer": "base"}
     return kinds.get(row["verdict"], "")
 
 
 def effects(rows: Sequence[dict[str, Any]]) -> str:
-    """Return a plot of every row's effect and its interval, best row first. Effects left of zero are better."""
+    """Return an SVG plot of the effects of all modifications with intervals, best first. Lower effects are better."""
     known = [row for row in rows if row["effect"] and all(_known(row["effect"][name]) for name in ENDS)]
     known = sorted(known, key=lambda row: row["effect"]["effect"])
     if not known:
@@ -56,7 +56,7 @@ def effects(rows: Sequence[dict[str, Any]]) -> str:
 
 
 def curves(rows: Sequence[dict[str, Any]]) -> str:
-    """Return a plot of every row's validation loss by step, averaged over seeds. The base is the thick line."""
+    """Return an SVG plot of validation loss by training step, mean over seeds. The thick line is the base model."""
     drawable = [row | {"curve": [point for point in row["curve"] if _known(point[1])]} for row in rows]
     known = [row for row in drawable if len(row["curve"]) > 1]
     if not known:
@@ -70,7 +70,7 @@ def curves(rows: Sequence[dict[str, Any]]) -> str:
 
 
 def bars(rows: Sequence[dict[str, Any]], metric: str) -> str:
-    """Return a bar plot of the metric of every model in a ladder, with intervals, in ladder order."""
+    """Return an SVG bar plot of the metric of every model of a ladder, with intervals, in the order of the ladder."""
     known = [row for row in rows if all(_known(row[name]) for name in ("metric", "low", "high"))]
     if not known:
         return "<p>No rung has a score yet.</p>"
@@ -89,7 +89,7 @@ def bars(rows: Sequence[dict[str, Any]], metric: str) -> str:
 
 
 def lengths(rows: Sequence[dict[str, Any]], names: Sequence[str], metric: str) -> str:
-    """Return a plot of the metric by source length, one line per model. The full Transformer is the thick line."""
+    """Return an SVG plot of the metric by source length, one line per model. The thick line is the full Transformer."""
     points = [
         [(i, bucket["value"]) for i, bucket in enumerate(row["buckets"]) if bucket["lines"] and _known(bucket["value"])]
         for row in rows
@@ -119,7 +119,7 @@ def _names(axes: "Axes", names: Sequence[str]) -> None:
 
 
 def _lines(axes: "Axes", rows: Sequence[dict[str, Any]]) -> None:
-    """Draw the curve of every row, with names at the ends. Of many rows, only those with a verdict are named."""
+    """Draw one curve per model, labelled at its end. With over 24 models, label only the base and clear differences."""
     low, high = axes.get_ylim()
     for row in sorted(rows, key=lambda row: (kind(row) == "base", bool(kind(row)))):
         thick = kind(row) == "base"
@@ -137,7 +137,7 @@ def _lines(axes: "Axes", rows: Sequence[dict[str, Any]]) -> None:
 
 
 def _apart(places: Sequence[float], gap: float) -> list[float]:
-    """Return ascending positions in 0 .. 1, moved so that neighbours are at least `gap` apart."""
+    """Move ascending label positions in 0 .. 1 so that neighbours are at least `gap` apart, and return them."""
     moved: list[float] = []
     for place in places:
         moved.append(max(place, moved[-1] + gap if moved else 0.0))
@@ -172,7 +172,7 @@ def _known(value: float | None) -> bool:
 
 
 def _most(values: Sequence[float]) -> float:
-    """Return the upper end of a scale from 0 to the largest value."""
+    """Return the upper end of an axis that starts at 0: the largest value, or 1 if no value is above 0."""
     most = max(values)
     return most if most > SMALLEST else 1.0
 
@@ -180,8 +180,8 @@ def _most(values: Sequence[float]) -> float:
 def _range(starts: Sequence[float], finals: Sequence[float]) -> tuple[float, float]:
     """Return the range of losses to draw: from the best final loss to the median starting loss.
 
-    If losses rise, the range extends to the median final loss. If losses do not change, it is a small range around
-    them.
+    If losses rise, the range extends to the median final loss. If losses do not change, the range is a small interval
+    around them.
     """
     middle = sorted(starts)[len(starts) // 2]
     low, high = min(*finals, middle), max(middle, sorted(finals)[len(finals) // 2])

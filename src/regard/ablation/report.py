@@ -1,4 +1,4 @@
-"""The table of an ablation, for a terminal, as Markdown, as JSON, and as an HTML page with plots."""
+"""The table of an ablation, for the terminal, as Markdown, as JSON, and as an HTML page with plots."""
 
 import math
 import shlex
@@ -31,7 +31,7 @@ HUGE = 1e100  # larger values have no standard deviation
 
 
 def mean(values: Sequence[float]) -> float:
-    """Return the mean of values, which may be infinite, unlike in `statistics.mean`."""
+    """Return the arithmetic mean. It is infinite if one of the values is infinite."""
     return sum(values) / len(values)
 
 
@@ -44,7 +44,7 @@ class Mean:
 
     @classmethod
     def of(cls, values: Sequence[float]) -> "Mean":
-        """Return the mean and the standard deviation of at least one value."""
+        """Return the mean and the standard deviation of `values`, which must not be empty."""
         known = len(values) > 1 and all(abs(value) < HUGE for value in values)
         return cls(mean(values), statistics.stdev(values) if known else None)
 
@@ -55,7 +55,7 @@ class Mean:
 
 @dataclass(frozen=True)
 class Line:
-    """One row of the table."""
+    """One row of the table: a model with its cost, its losses averaged over seeds, and the comparison with the base."""
 
     name: str
     about: str
@@ -77,7 +77,7 @@ class Line:
 
 @dataclass
 class Report:
-    """The results of an ablation: the table rows, the base first, and the settings."""
+    """The results of an ablation: the table rows (the base model first), and the settings."""
 
     lines: list[Line]
     spread: Spread | None
@@ -92,7 +92,7 @@ class Report:
 
     @property
     def detectable(self) -> float | None:
-        """The smallest effect that is detected with probability POWER, for rows that have the pooled variance."""
+        """The smallest effect detected with probability POWER, for models of typical variance. None if unknown."""
         return next((line.effect.detectable for line in self.lines if line.effect and line.effect.steady), None)
 
     def sentences(self) -> list[str]:
@@ -131,7 +131,7 @@ class Report:
         }
 
     def cells(self) -> list[list[str]]:
-        """Return the rows of the table as text, the headings first."""
+        """Return the cells of the table as text. The first row contains the headings."""
         head = [*COLUMNS, metric_heading(self.metric), "effect", "verdict"]
         return [head, *(_cells(line) for line in self.lines)]
 
@@ -141,7 +141,7 @@ class Report:
         return "\n".join(["# Ablation", "", *lines, "", *(f"{sentence}\n" for sentence in self.sentences())])
 
     def table(self, narrow: bool = False) -> Table:
-        """Return the table for a terminal. `narrow` puts deviations and intervals on separate lines."""
+        """Return the table for a terminal. With `narrow`, standard deviations and intervals are on separate lines."""
         head, *rows = self.cells()
         if narrow:
             head = ["row", "params", "ops", "steps\n/s", "early\nloss", "final\nloss", *head[6:]]
@@ -153,13 +153,13 @@ class Report:
         return tables.terminal([head, *rows], (0, last), (last,), narrow, styles)
 
     def save(self, folder: Path, report: Callable[[str], None] = lambda _: None) -> None:
-        """Write table.json, table.md and table.html."""
+        """Write table.json, table.md and table.html to `folder`. `report` receives a warning if a plot fails."""
         record, parts = self.json(), (self.cells(), self.sentences(), self.facts)
         page.save(folder / "table", record, self.markdown(), lambda: page.html(record, *parts), report)
 
 
 def plain(value: Any) -> Any:
-    """Return a JSON value, in which numbers that are not finite become null."""
+    """Return a copy of a JSON value in which numbers that are not finite are replaced by None (null)."""
     if isinstance(value, dict):
         return {name: plain(item) for name, item in value.items()}
     if isinstance(value, list | tuple):
@@ -187,7 +187,7 @@ def _cells(line: Line) -> list[str]:
 
 
 def build_report(experiment: "Experiment", rates: Rates, complete: bool) -> Report:
-    """Return the table of an ablation. Rows that have results are compared with the base."""
+    """Return the report of an ablation. Every model whose training runs are all done is compared with the base."""
     recipe, data, base, results = experiment.recipe, experiment.text.data, experiment.base, experiment.results
     seeds = experiment.settings.seeds
     runs: dict[str, dict[int, Result | None]] = {}
@@ -219,7 +219,7 @@ def build_report(experiment: "Experiment", rates: Rates, complete: bool) -> Repo
 
 
 def facts(recipe: Recipe, data: Prepared, parameters: int) -> page.Facts:
-    """Return an experiment's data, model and command in words."""
+    """Return descriptions of an experiment's data, model and command line, as pairs (name, description)."""
     spec, objective, model = recipe.data, data.objective, recipe.model
     train = ", ".join(str(path) for corpus in spec.train for path in corpus.files())
     valid = ", ".join(str(path) for corpus in spec.valid for path in corpus.files())
@@ -232,15 +232,15 @@ def facts(recipe: Recipe, data: Prepared, parameters: int) -> page.Facts:
     if words[0] == "__main__.py":
         words[0] = "regard"
     text = (
-        f"{objective.kind.replace('_', ' ')}; {sum(table.rows for table in data.train):,} training records from "
-        f"{train}; {held_out:,} held-out records{f' from {valid}' if valid else ''}; {vocabulary}"
+        f"{objective.kind.replace('_', ' ')}; {sum(table.rows for table in data.train):,} training examples from "
+        f"{train}; {held_out:,} held-out examples{f' from {valid}' if valid else ''}; {vocabulary}"
     )
     model_text = ", ".join([*size, f"{parameters:,} parameters"]).replace("_", " ")
     return (("Data", text), ("Model", model_text), ("Command", shlex.join(words)))
 
 
 def warnings(devices: Sequence[str], complete: bool) -> list[str]:
-    """Return warnings about runs on different devices and about missing runs."""
+    """Return warnings if the training runs used different devices or if some of them are missing."""
     sentences = []
     if len(devices) > 1:
         sentences.append(f"Runs were made on different devices ({', '.join(devices)}): speeds cannot be compared.")
@@ -258,7 +258,7 @@ def _losses(runs: dict[int, Result | None]) -> dict[int, float]:
 
 
 def _state(runs: dict[int, Result | None]) -> str:
-    """Return why a row has no verdict, or an empty string if all its runs are done."""
+    """Return the reason why a model cannot be compared, or an empty string if all of its training runs are done."""
     if not runs or any(result is None for result in runs.values()):
         return "not run yet"
     bad = [result for result in runs.values() if result and result["status"] != DONE]

@@ -1,4 +1,4 @@
-"""Results of runs: JSON objects in `results.jsonl` and in the folder of each run, identified by the run's hash."""
+"""Results of training runs: JSON objects in `results.jsonl` and in the folder of each run, keyed by run hash."""
 
 import json
 import os
@@ -12,10 +12,10 @@ REQUIRED = {"loss", "scores", "early", "curve", "steps", "steps_per_second", "de
 
 
 class Results:
-    """All results in a folder, keyed by run hash.
+    """All results of training runs in a folder, keyed by run hash (a digest of everything that affects a result).
 
-    A run is not finished if it failed for a reason other than divergence, if its result lacks `metric`, or if `texts`
-    is set and the result lacks the model's outputs.
+    A run must be repeated if it failed for a reason other than divergence, if its result lacks `metric`, or if `texts`
+    is set and its result lacks the model's outputs.
     """
 
     def __init__(self, folder: Path, metric: str = "loss", texts: bool = False) -> None:
@@ -57,13 +57,13 @@ class Results:
         return self.by_hash.get(hash_)
 
     def finished(self, hash_: str) -> bool:
-        """Return True if a run is finished and does not have to be repeated."""
+        """Return True if a training run is finished and does not have to be repeated."""
         result = self.by_hash.get(hash_)
         return result is not None and result["status"] in (DONE, DIVERGED) and self._measured(result)
 
 
 def _parse(line: bytes) -> Result | None:
-    """Return the result on a line, or None if the line is invalid. The file may have been edited or copied."""
+    """Return the result on a line of `results.jsonl`, or None if the line is invalid, for example edited by hand."""
     try:
         value = json.loads(line)
     except (ValueError, RecursionError):

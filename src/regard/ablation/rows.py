@@ -1,4 +1,4 @@
-"""Rows of an ablation: the base with one modification each, optionally resized to the base's parameters or compute."""
+"""Rows of an ablation: the base model with one modification each, optionally resized to equal parameters or compute."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -24,7 +24,7 @@ MATCHES = ("none", "parameters", "compute")
 
 @dataclass(frozen=True)
 class Row:
-    """A modified model and its cost, or the reason why the modification does not apply."""
+    """One table row: a modified model and its cost, or the reason why the modification does not apply."""
 
     name: str
     model: ModelSpec | None
@@ -37,9 +37,9 @@ class Row:
 
 
 def select_rows(rows: str) -> tuple[list[str], set[str]]:
-    """Return the names of the rows that `rows` selects, and the set of those that are given by name.
+    """Return (names, named): the modifications that `rows` selects, and those that `rows` lists by name.
 
-    `rows` is `all`, `table`, a group, or several names separated by commas.
+    `rows` is a comma-separated list of names, names of groups, `all`, or `table` (the 52 of Narang et al. 2021).
     """
     words = [word.strip() for word in rows.split(",")]
     names = [name for word in words for name in variants.select([word]) if name != "vanilla"]
@@ -49,7 +49,7 @@ def select_rows(rows: str) -> tuple[list[str], set[str]]:
 
 
 class RowBuilder:
-    """A builder of ablation rows from a base recipe and prepared text."""
+    """Builds the table rows of an ablation from the recipe of the base model and the tokenised text."""
 
     def __init__(self, recipe: Recipe, data: Prepared, match: str, trust_code: bool = False) -> None:
         self.trust_code = trust_code
@@ -62,7 +62,7 @@ class RowBuilder:
         self.base = self.with_cost(Row(BASE, self.model))
 
     def row(self, name: str) -> Row:
-        """Return the row for the modification `name` of the base, resized if `match` requires it."""
+        """Return the row of the base model with the modification `name`, resized if `match` requires it."""
         model = self.fitted(variants.apply(name, self.model, self.trust_code), self.model)
         row = self.with_cost(Row(name, model, about=variants.variant(name, self.trust_code).about))
         return row if self.match == "none" else self._matched(row, model)
@@ -70,7 +70,7 @@ class RowBuilder:
     def fitted(self, model: ModelSpec, before: ModelSpec) -> ModelSpec:
         """Return `model`, a modification of `before`, with vocabulary and maximum lengths that fit the text.
 
-        A model that cannot learn the task raises an error.
+        Raise an error if a model of this family cannot learn the task.
         """
         fits = fitting.fitted(model, self.objective, self.sizes, self.longest, self.joint)
         model = fit(model, before, fits, self.trust_code)
@@ -78,7 +78,7 @@ class RowBuilder:
         return model
 
     def rows(self, names: list[str], named: set[str]) -> list[Row]:
-        """Return the rows. One that does not apply is marked as left out, or raises an error if it is in `named`."""
+        """Return one row per modification. If one does not apply, mark it as left out, or raise if it is in `named`."""
         rows = []
         for name in names:
             try:
@@ -96,13 +96,13 @@ class RowBuilder:
         return rows
 
     def with_cost(self, row: Row) -> Row:
-        """Return the row with the numbers of parameters and operations of its model filled in."""
+        """Return the row with the numbers of parameters and operations of the row's model filled in."""
         assert row.model is not None
         total = cost(row.model, self.length)
         return replace(row, parameters=total.parameters, operations=total.flops_per_token * total.length)
 
     def _matched(self, row: Row, model: ModelSpec) -> Row:
-        """Return the row with all hidden widths scaled by one factor, to match the base's size within 1 %."""
+        """Return the row with all hidden widths scaled by one factor, to match the size of the base within 1 %."""
         measure: Callable[[ModelSpec], float] = count
         target, unit = float(self.base.parameters), "parameters"
         if self.match == "compute":
@@ -124,7 +124,7 @@ class RowBuilder:
 
 
 def scaled(model: Any, factor: float, step: int) -> Any:
-    """Return the model with all hidden widths multiplied by `factor`; large ones are rounded to multiples of `step`."""
+    """Multiply the hidden widths of feed-forward layers by `factor`. Large ones are rounded to multiples of `step`."""
 
     def scale(feedforward: FeedForward) -> FeedForward:
         width = (feedforward.d_hidden or 4 * model.d_model) * factor
@@ -134,7 +134,7 @@ def scaled(model: Any, factor: float, step: int) -> Any:
 
 
 def sequence_length(recipe: Recipe, data: Prepared) -> int:
-    """Return the mean length of a training text (source or target), or for a language model the length of a window."""
+    """Return the mean number of tokens of a source or target, or for a language model, the length of a window."""
     if data.objective.stream:
         return int(getattr(recipe.data.batching, "length", 128))
     measured = data.objective.measured

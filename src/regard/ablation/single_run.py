@@ -30,7 +30,7 @@ RARE = CheckpointPolicy(min_seconds=60.0, final=False)  # checkpoints only serve
 
 
 class Progress:
-    """A watcher that emits the step and the loss of every logged step and every validation."""
+    """Emits an event with the step and the loss at every logged training step and every validation."""
 
     def __init__(self, emit: Emit, steps: int) -> None:
         self.emit, self.steps = emit, steps
@@ -96,7 +96,7 @@ def speed(folder: Path, recipe: Recipe, data: Prepared, device: torch.device, se
 
 
 def _read_log(path: Path) -> Result:
-    """Return the validation loss per step, and the training speed, which excludes validation and the first interval."""
+    """Return the validation losses and the training speed, measured without validation and the first log interval."""
     with open(path, encoding="utf-8", newline="\n") as lines:
         events = [json.loads(line) for line in lines]
     losses = [(event["step"], event["loss"]) for event in events if event["event"] == "valid"]
@@ -113,7 +113,7 @@ def _read_log(path: Path) -> Result:
 
 
 def run(order: dict[str, Any], emit: Emit) -> Result:
-    """Train a model, return its result and write it to `result.json`, or return the training speed."""
+    """Train a model and write the result to `result.json`. If `order` has `seconds`, only measure training speed."""
     folder = Path(order["folder"])
     recipe = Recipe.of(order["recipe"], order["trust_code"])
     device = choose_device(order["device"])

@@ -31,10 +31,11 @@ def nearest_width(size: Callable[[int], int], target: int, step: int = 1, widest
 
 
 def resized(model: ModelSpec, target: int) -> tuple[ModelSpec, float]:
-    """Return the model resized to about `target` parameters, and the factor by which d_model was multiplied.
+    """Return (model, factor): the model resized to about `target` parameters, and the new d_model / the old d_model.
 
     A model that is already within 1 % is returned unchanged. Otherwise d_model and all explicit widths are scaled
-    together, and hidden widths are adjusted to reduce the remaining difference. More than 5 % raises an error.
+    together, and hidden widths are adjusted to reduce the remaining difference. If the remaining difference is more
+    than 5 %, an error is raised.
     """
 
     def error(spec: ModelSpec) -> float:
@@ -64,7 +65,7 @@ def resized(model: ModelSpec, target: int) -> tuple[ModelSpec, float]:
 def widened(model: Any, width: int) -> Any:
     """Return the model with d_model set to `width` and explicit widths scaled in proportion.
 
-    If the number of heads does not divide `width` into even parts, d_head is set to the nearest even number.
+    If `width` / heads is not an even number, d_head is set to the nearest even number.
     """
     factor = width / model.d_model
 

@@ -1,4 +1,4 @@
-"""Tests of the rows of an ablation against the base: effects, their standard errors, and verdicts.
+"""Tests of the rows of an ablation (modified models) against the base model: effects, standard errors and verdicts.
 
 The loss of row r with seed s is modelled as  y[r, s] = mu[r] + b[s] + e[r, s].  Here mu[r] is the mean of the row, b[s]
 is an effect of the seed on all rows (the seed determines the order of the data) with variance tau^2, and e[r, s] is a
@@ -15,12 +15,12 @@ Because the estimate of a is poor where a is small, w = 1 - q a^3 is used instea
 between the two extremes. The share a is estimated from three mean squares, which are independent of all means and, with
 equal variances, of each other. Their expected values and degrees of freedom are (R is the number of rows):
 
-    E  of the residuals y[r, s] - row - seed + all, over the n shared seeds:    sigma^2,                 R (n - 1)
-    B  of the means by seed, times R + 1:                                       sigma^2 + (R+1) tau^2,   (n - 1)
-    X  of the base's further seeds:                                             v,                       (m - 1)
+    E  of y[r, s] - row mean - seed mean + total mean, over the n shared seeds:  sigma^2,                 R (n - 1)
+    B  of the means by seed, times R + 1:                                        sigma^2 + (R+1) tau^2,   (n - 1)
+    X  of the base's further seeds:                                              v,                       (m - 1)
 
-Given E, B and X, the effect is unbiased and normal, for any variances. Because w depends on the noise of E, B and X,
-the estimate of V_r is too small by  2 q (da^3/da) Cov(E - a v, E - a^3 v) / (n v)  (after Kackar and Harville 1984).
+Given E, B and X, the effect is unbiased and normal for any variances. Because w depends on the noise of E, B and X, the
+estimate of V_r is too small by  2 q (da^3/da) Cov(E - a v, E - a^3 v) / (n v)  (after Kackar and Harville 1984).
 This term is added. The variance of the base is always estimated from the base's own paired and further runs. The
 variance of a row, sigma_r^2, is estimated in two ways:
 
@@ -64,18 +64,18 @@ Runs = Mapping[int, float]  # seed -> measurement
 
 
 def critical(level: float, freedom: Any) -> Any:
-    """Return the t for which P(|T| >= t) = level in Student's t distribution. `freedom` may be an array."""
+    """Return t with P(|T| >= t) = `level` for Student's t distribution with `freedom` degrees of freedom."""
     return -special.stdtrit(freedom, level / 2)
 
 
 class Error(NamedTuple):
-    """The standard error of an effect, and the degrees of freedom of the standard error."""
+    """The standard error `size` of an effect, estimated with `freedom` degrees of freedom."""
 
     size: float
     freedom: float
 
     def p_value(self, effect: float) -> float:
-        """Return the p-value: the probability of an estimate of at least `effect` if there is no true effect."""
+        """Return the two-sided p-value: the probability of an estimate this far from 0 if the true effect is 0."""
         if not math.isfinite(effect) or not math.isfinite(self.size):
             return 1.0
         if self.size == 0:
@@ -83,13 +83,13 @@ class Error(NamedTuple):
         return float(2 * special.stdtr(self.freedom, -abs(effect / self.size)))
 
     def half(self, level: float) -> float:
-        """Return half the width of the interval that contains the effect with probability 1 - level."""
+        """Return half the width of the confidence interval that contains the true effect with probability 1 - level."""
         return float(critical(level, self.freedom)) * self.size if self.size else 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """The effect of a row, with two standard errors, from the pooled variance of all rows and from the row's own."""
+    """The estimated effect of a modification, with a standard error from the pooled variance and one from its own."""
 
     effect: float
     pooled: Error
@@ -99,9 +99,9 @@ class Estimate:
 
 @dataclass(frozen=True, slots=True)
 class Effect:
-    """The comparison of a row with the base. The interval contains 0 if and only if the verdict is `NONE`.
+    """Comparison of a modified model with the base. The interval contains 0 if and only if the verdict is `NONE`.
 
-    `detectable` is the smallest effect that is detected with the requested power, whatever the effects of other rows.
+    `detectable` is the smallest effect detected with the requested power, whatever the effects of other modifications.
     """
 
     effect: float
@@ -116,7 +116,7 @@ class Effect:
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """The standard deviations of the loss over seeds, with and without the effects of the seeds."""
+    """Standard deviations of the loss over seeds: in total, and without the effects that a seed has on all models."""
 
     seeds: float  # sqrt(v)
     rest: float | None  # sigma; None if there are too few runs to estimate it
@@ -124,7 +124,7 @@ class Spread:
 
 
 class Fit(NamedTuple):
-    """The effects of R rows and the parts of their variance, for one table or, with leading axes, for many tables."""
+    """The effects of R modified models and the parts of their variance. Arrays may have leading axes."""
 
     effect: np.ndarray  # (..., R)
     pooled: np.ndarray  # (...): variance of a run in any row, without effects of seeds
@@ -140,7 +140,7 @@ class Fit(NamedTuple):
     steady: bool = True  # the rows are in the pool
 
     def error(self, variance: np.ndarray, freedom: int, least: bool = False) -> tuple[np.ndarray, np.ndarray]:
-        """Return standard errors of effects and degrees of freedom, given the variance (..., R) of a run per row."""
+        """Return (standard errors, degrees of freedom) of the effects, given the variance (..., R) of one run."""
         of_base = np.broadcast_to(self.base[..., None, :], (*variance.shape, self.base.shape[-1]))
         parts = np.concatenate([variance[..., None] / self.runs, of_base], -1)
         df = _freedom(parts, np.array([freedom, *self.freedom[1:]]))
@@ -148,41 +148,41 @@ class Fit(NamedTuple):
         return size, np.full_like(df, freedom) if least else df
 
     def errors(self) -> tuple[tuple[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]:
-        """Return the standard errors from the pooled variance, and those from each row's own variance."""
+        """Return `error` for the variance pooled over all models, and then for the own variance of each model."""
         pooled = np.broadcast_to(self.pooled[..., None], self.own.shape)
         return self.error(pooled, self.freedom[0]), self.error(self.own, self.runs - 1, self.least)
 
     def estimates(self) -> list[Estimate]:
-        """Return the estimates for all rows of one table."""
+        """Return the estimate of every modified model. There must be no leading axes."""
         pooled, own = ([Error(float(s), float(f)) for s, f in zip(*errors, strict=True)] for errors in self.errors())
         return [Estimate(*values, self.steady) for values in zip(self.effect.tolist(), pooled, own, strict=True)]
 
 
 @dataclass(frozen=True)
 class Rule:
-    """The rule by which an effect counts as found, given the number of rows."""
+    """The significance test of effects. `level` holds for all modified models together (Holm's procedure)."""
 
     level: float
     apart: int = 0  # rows that are excluded from the pool
 
     @property
     def confirms(self) -> float:
-        """The number by which the level is divided for the test with the row's own variance."""
+        """The divisor of the level in the test with a model's own variance."""
         return (1 + self.apart) / OWN
 
     def alone(self, steady: bool, left: int) -> bool:
-        """Return True if a row is tested with its own variance alone, with `left` rows left in Holm's procedure."""
+        """Return True if a model is tested with its own variance alone when `left` models remain to be tested."""
         return not steady or left <= self.confirms
 
     def p_value(self, row: Estimate, left: int) -> float:
-        """Return the p-value of a row with `left` rows left in Holm's procedure; it does not decrease with `left`."""
+        """Return the p-value of a model when `left` models remain to be tested. It never decreases with `left`."""
         own = row.own.p_value(row.effect)
         if self.alone(row.steady, left):
             return min(1.0, left * own)
         return min(1.0, max(left * row.pooled.p_value(row.effect), self.confirms * own))
 
     def half(self, pooled: Error, own: Error, steady: bool, left: int) -> float:
-        """Return half the width of the interval that excludes 0 if and only if the effect is found."""
+        """Return half the width of the interval around an effect that excludes 0 if and only if it is significant."""
         if self.alone(steady, left):
             return own.half(self.level / left)
         return max(pooled.half(self.level / left), own.half(self.level / self.confirms))
@@ -191,7 +191,7 @@ class Rule:
 def compare(
     base: Runs, rows: Mapping[str, Runs], lower_is_better: bool = True, level: float = 0.05, power: float = 0.8
 ) -> tuple[dict[str, Effect], Spread]:
-    """Return the comparison of every row with the base at a familywise `level`, and the spread of the runs."""
+    """Return (effects by name, spread): every model is tested against the base at a familywise significance level."""
     fits, spread = fitted(base, rows)
     estimates = _estimates(fits)
     rule = Rule(level, sum(not row.steady for row in estimates.values()))
@@ -214,10 +214,10 @@ def compare(
 
 
 def step_down(estimates: Sequence[Estimate], rule: Rule) -> tuple[list[float], list[int]]:
-    """Return p-values adjusted by Holm's procedure (1979), and the number of rows left when each row was tested.
+    """Return (p-values adjusted by Holm's procedure (1979), number of models left when each model was tested).
 
-    The row with the smallest p-value is tested first, as one of m rows. The next row is tested as one of m - 1 rows,
-    and so on, until no effect is found. All rows that remain at that point are tested together.
+    The model with the smallest p-value is tested first, as one of m models. The next is tested as one of m - 1, and so
+    on, until an effect is not significant. All remaining models count as tested at this point.
     """
     adjusted, left = [0.0] * len(estimates), [0] * len(estimates)
     waiting, largest, stopped = set(range(len(estimates))), 0.0, 0
@@ -234,9 +234,9 @@ def step_down(estimates: Sequence[Estimate], rule: Rule) -> tuple[list[float], l
 
 
 def detectable(fit: Fit, rule: Rule, rows: int, power: float) -> float:
-    """Return the smallest effect that is found with probability `power` among `rows` rows with the pooled variance.
+    """Return the smallest effect that is significant with probability `power` if `rows` modified models are tested.
 
-    The probability is integrated over the sampling distributions of the row's own variance and the base's variance.
+    The probability is integrated over the sampling distributions of two variances: the model's own and the base's.
     """
     of_base = np.array(fit.base)
     if fit.paired:
@@ -267,7 +267,7 @@ def detectable(fit: Fit, rule: Rule, rows: int, power: float) -> float:
 
 
 def _chi_nodes(freedom: float, nodes: int = NODES) -> tuple[np.ndarray, np.ndarray]:
-    """Return quadrature points and weights for the distribution of sqrt(chi-square / freedom)."""
+    """Return (points, weights) for numerical integration over the distribution of sqrt(chi-square / freedom)."""
     width = 9.0 / math.sqrt(2 * freedom)
     low, high = max(0.0, 1.0 - width), 1.0 + width
     places, weights = np.polynomial.legendre.leggauss(nodes)
@@ -278,7 +278,7 @@ def _chi_nodes(freedom: float, nodes: int = NODES) -> tuple[np.ndarray, np.ndarr
 
 
 def estimate(base: Runs, rows: Mapping[str, Runs]) -> tuple[dict[str, Estimate], Spread]:
-    """Return the estimated effects of rows with the same seeds, and the spread of the runs. The base has more seeds."""
+    """Return (estimated effects by name, spread over seeds) of models with the same seeds. The base may have more."""
     fits, spread = fitted(base, rows)
     return _estimates(fits), spread
 
@@ -291,7 +291,7 @@ def _estimates(fits: Fits) -> dict[str, Estimate]:
 
 
 def fitted(base: Runs, rows: Mapping[str, Runs]) -> tuple[Fits, Spread]:
-    """Return the fits and the spread of the runs. A row that varies far more than the others is fitted alone."""
+    """Return (fits, spread over seeds). A model whose loss varies far more than that of the others is fitted alone."""
     seeds_of_rows = {frozenset(runs) for runs in rows.values()}
     if len(seeds_of_rows) > 1 or frozenset() in seeds_of_rows:
         raise DataError(
@@ -327,7 +327,7 @@ def fitted(base: Runs, rows: Mapping[str, Runs]) -> tuple[Fits, Spread]:
 
 
 def paired(base: np.ndarray, rows: np.ndarray, further: np.ndarray) -> Fit:
-    """Return the fit of rows (..., R, n) and a base with the same seeds (..., n) and further seeds (..., m)."""
+    """Return the fit of `rows` (..., R, n) and of the base, with the same seeds (..., n) and further seeds (..., m)."""
     (R, n), m = rows.shape[-2:], further.shape[-1]
     if R * (n - 1) < FEW:
         return unpaired(base, rows, further)
@@ -371,7 +371,7 @@ def paired(base: np.ndarray, rows: np.ndarray, further: np.ndarray) -> Fit:
 
 
 def unpaired(base: np.ndarray, rows: np.ndarray, further: np.ndarray) -> Fit:
-    """Return the fit of rows (..., R, n) and the mean of all base runs, (..., k) first and (..., m) further ones."""
+    """Return the fit without pairing by seed: `rows` (..., R, n) against the mean of all runs of the base."""
     runs = np.concatenate([base, further], -1)
     (R, n), N = rows.shape[-2:], runs.shape[-1]
     own, of_base = rows.var(-1, ddof=1), runs.var(-1, ddof=1)
@@ -393,9 +393,10 @@ def unpaired(base: np.ndarray, rows: np.ndarray, further: np.ndarray) -> Fit:
 
 
 def steady(base: np.ndarray, rows: np.ndarray, further: np.ndarray) -> np.ndarray:
-    """Return a mask of the rows (R, n) that have similar variances.
+    """Return a mask of the modified models with similar variances, given the losses `rows` (R, n) of their runs.
 
-    While an F test against the other rows rejects the row with the largest variance, this row is excluded.
+    Repeatedly exclude the model with the largest variance, until an F test no longer finds it larger than that of the
+    remaining models.
     """
     runs = np.concatenate([base, further])
     own, of_base, df = rows.var(-1, ddof=1), float(runs.var(ddof=1)), rows.shape[-1] - 1
@@ -412,6 +413,6 @@ def steady(base: np.ndarray, rows: np.ndarray, further: np.ndarray) -> np.ndarra
 
 
 def _freedom(parts: np.ndarray, df: np.ndarray) -> np.ndarray:
-    """Return the degrees of freedom of a sum of weighted mean squares (..., k) (Satterthwaite 1946)."""
+    """Return Satterthwaite's (1946) degrees of freedom of a sum of `parts` (..., k) with degrees of freedom `df`."""
     below = (parts**2 / df).sum(-1)
     return np.where(below > 0, parts.sum(-1) ** 2 / np.where(below > 0, below, 1.0), float(df.sum()))

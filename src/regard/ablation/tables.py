@@ -16,7 +16,7 @@ def terminal(
 ) -> Table:
     """Return a table for a terminal. Columns in `left` are left-aligned, and columns in `wrap` may be wrapped.
 
-    `styles` contains the style of the last cell in each row.
+    `styles` contains the style of the last cell of each row below the headings.
     """
     head, *rows = cells
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, padding=(0, 1, 0, 0) if narrow else (0, 1))

@@ -24,7 +24,7 @@ SPECIAL = SpecialTokens(BOS, EOS, PAD)
 
 @dataclass(frozen=True)
 class Workload:
-    """What a device decodes: pairs of batch size and beam size, the mean source length, and the output length."""
+    """The decoding work on one device: pairs (batch size, beam size), the mean source length, and the output length."""
 
     settings: tuple[tuple[int, int], ...]
     source: int
@@ -41,7 +41,7 @@ WORKLOADS = {
 def decode(
     shape: Shape, workload: Workload, peers: Sequence[Peer], rounds: int, device: torch.device, report: Report
 ) -> list[Row]:
-    """Return the benchmark results of regard and the peers, with equal weights, for every setting of the workload."""
+    """Benchmark regard and the peers with equal weights, and return table rows for every batch and beam size."""
     torch.manual_seed(0)
     ours = without_special_tokens(build(shape.spec(smoothing=0.0), seed=1))
     theirs = [model for peer in peers for model in peer.code().decoding_models(shape, ours, device, workload.dtype)]
@@ -71,7 +71,7 @@ def without_special_tokens(model: Model) -> Generator:
 
 
 def our_model(ours: Generator, device: torch.device, dtype: torch.dtype) -> DecodingModel:
-    """Return the beam search of `regard translate`, from ids to ids."""
+    """Return the beam search of `regard translate` as a model to benchmark, from token ids to token ids."""
     ours.to(device, dtype).eval()
     fast.install(ours, fixed=True)  # as regard.load does
 
@@ -85,7 +85,7 @@ def our_model(ours: Generator, device: torch.device, dtype: torch.dtype) -> Deco
 
 
 def contestant(model: DecodingModel, shape: Shape, workload: Workload, batch: int, beams: int) -> Contestant:
-    """Return a contestant that decodes one batch per turn. An output of another length raises an error."""
+    """Return a contestant that decodes one batch per round, and raises an error if an output has the wrong length."""
 
     def turn(number: int) -> int:
         outputs = model.search(sources(shape, workload, batch, seed=number), beams, workload.output)
@@ -101,7 +101,7 @@ def contestant(model: DecodingModel, shape: Shape, workload: Workload, batch: in
 
 
 def sources(shape: Shape, workload: Workload, batch: int, seed: int) -> Ids:
-    """Return random sources, each 2/3 to 4/3 as long as the workload's mean length, including an end token."""
+    """Return random source sentences of 2/3 to 4/3 of the workload's mean length, including an end token."""
     rng = np.random.default_rng([seed, batch])
     lengths = rng.integers(2 * workload.source // 3, 4 * workload.source // 3 + 1, batch).tolist()
     return [[*rng.integers(FIRST, shape.vocab, n - 1).tolist(), EOS] for n in lengths]

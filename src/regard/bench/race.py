@@ -1,4 +1,4 @@
-"""A benchmark: libraries do the same work in turn, and the median speeds over many short rounds are compared."""
+"""Benchmarks: libraries do the same work in turn, and their median speeds over many short rounds are compared."""
 
 import gc
 import time
@@ -18,12 +18,12 @@ Report = Callable[[str], None]
 
 
 class UnfairError(RegardError):
-    """The error for two benchmarked models that do not do the same work."""
+    """Raised if two benchmarked models do not do the same work."""
 
 
 @dataclass(frozen=True)
 class Contestant:
-    """A benchmarked model and its work. The name of a regard model begins with "regard"."""
+    """A benchmarked model and the work that it does in each round. Names of regard's models begin with "regard"."""
 
     name: str
     parameters: int
@@ -38,7 +38,7 @@ class Contestant:
 
 @dataclass(frozen=True)
 class Row:
-    """A table row for one model: its median speed, and the ratio to the fastest peer with a 95 % interval."""
+    """One model in the results: the median speed, and the ratio to the fastest other library with a 95 % interval."""
 
     name: str
     tokens_per_second: float
@@ -55,7 +55,7 @@ class Row:
 
 
 def race(contestants: Sequence[Contestant], rounds: int, device: torch.device, report: Report) -> list[Row]:
-    """Run all contestants in every round, and return one table row per contestant.
+    """Run all benchmarked models in every round, and return one table row per model.
 
     The order within a round is random, and every second round reverses the order of the round before. On a CPU, the
     CPU time of the process is measured, so that other processes do not count. On a GPU, it is wall-clock time.
@@ -79,7 +79,7 @@ def race(contestants: Sequence[Contestant], rounds: int, device: torch.device, r
 
 
 def _speed(turn: Callable[[int], int], number: int, device: torch.device) -> float:
-    """Return the tokens per second of one call of `turn`."""
+    """Return the tokens per second of `turn(number)`, the work of one model in one round."""
     clock = time.process_time if device.type == "cpu" else time.perf_counter
     wait(device)
     start = clock()
@@ -95,9 +95,9 @@ def wait(device: torch.device) -> None:
 
 
 def summarise(contestants: Sequence[Contestant], speeds: np.ndarray) -> list[Row]:
-    """Return table rows from the speeds (rounds, contestants).
+    """Return one table row per benchmarked model, from `speeds` of shape (rounds, models).
 
-    Each contestant is compared, round by round, with the peer that has the highest median speed.
+    Each model is compared, round by round, with the peer (another library) that has the highest median speed.
     """
     medians = np.median(speeds, 0)
     peers = [j for j, contestant in enumerate(contestants) if not contestant.ours]
@@ -117,7 +117,7 @@ def summarise(contestants: Sequence[Contestant], speeds: np.ndarray) -> list[Row
 
 
 def check_sizes(ours: int, contestants: Sequence[Contestant]) -> None:
-    """Raise `UnfairError` if a peer's parameter count differs from `ours` by more than a few biases."""
+    """Raise `UnfairError` if the parameter count of a model differs from `ours` by more than a few biases."""
     for contestant in contestants:
         if abs(contestant.parameters - ours) > SIZE_TOLERANCE * ours:
             raise UnfairError(

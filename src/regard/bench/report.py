@@ -22,7 +22,7 @@ PACKAGES = ("torch", "transformers", "x-transformers", "fairseq-fixed", "joeynmt
 
 @dataclass(frozen=True)
 class RaceReport:
-    """The task, the machine, and one table row per benchmarked model."""
+    """The result of a benchmark: the task, the machine, and one table row per model."""
 
     task: str
     shape: str
@@ -40,7 +40,7 @@ class RaceReport:
         return "", "tokens/s", "ratio", "95 % interval", "parameters", *memory
 
     def lines(self) -> list[tuple[str, ...]]:
-        """Return the rows of the table as text."""
+        """Return the cells of the table as text, without the headings."""
         return [_line(row)[: len(self.headings())] for row in self.rows]
 
 
@@ -54,7 +54,7 @@ def _line(row: Row) -> tuple[str, ...]:
 def run(
     task: str, shape: str, peers: Sequence[Peer], rounds: int, smoothing: float, device: torch.device, report: Report
 ) -> RaceReport:
-    """Run the benchmark of a task (`train` or `decode`) and return its report. Log messages of peers are hidden."""
+    """Run the benchmark of a task (`train` or `decode`) and return the result. Log messages of libraries are hidden."""
     second = "CPU second" if device.type == "cpu" else "second"
     logging.disable(logging.WARNING)
     try:

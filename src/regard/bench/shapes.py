@@ -18,7 +18,7 @@ Pair = tuple[list[int], list[int]]
 
 @dataclass(frozen=True)
 class Shape:
-    """A Transformer of Vaswani et al. 2017 with one tied embedding table, and the sizes of its text."""
+    """Sizes of a benchmarked Transformer (Vaswani et al. 2017, one tied embedding table) and of the training text."""
 
     depth: int
     d_model: int
@@ -59,7 +59,7 @@ LONGEST = (150, 175)  # maximum tokens of a source and of a target
 
 
 def sentences(shape: Shape, count: int, seed: int) -> list[Pair]:
-    """Return pairs of random ids with log-normal lengths. A source and its target have about the same length.
+    """Return sentence pairs of random ids with log-normal lengths. The two sides of a pair have about equal lengths.
 
     A source contains its end token. A target does not: the end token is added when the batch is built.
     """
@@ -72,7 +72,7 @@ def sentences(shape: Shape, count: int, seed: int) -> list[Pair]:
 
 
 def padded(pairs: Sequence[Pair], tokens: int, seed: int, most: int | None = None) -> list[Batch]:
-    """Return padded batches in random order, at most `most` of them (None: all).
+    """Return padded batches in random order. If `most` is given, return at most that many.
 
     The source and the target of a batch have at most `tokens` tokens each, with padding.
     """

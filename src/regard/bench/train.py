@@ -34,7 +34,7 @@ CHECKED = 10  # pairs on which the losses must agree
 
 @dataclass(frozen=True)
 class TrainingWork:
-    """The batches of a training benchmark, the device, and the number of steps in a turn."""
+    """The work of a training benchmark: the batches, the device, and the number of training steps per round."""
 
     shape: Shape
     smoothing: float
@@ -49,7 +49,7 @@ class TrainingWork:
     ) -> "TrainingWork":
         """Return the work for training on `pairs`, or on random sentences if `pairs` is None.
 
-        On a CPU, all contestants share the same batches. On a GPU, each contestant makes its own from the pairs.
+        On a CPU, all contestants share the same batches. On a GPU, each contestant builds batches from the pairs.
         """
         on_cpu = device.type == "cpu"
         pairs = pairs or sentences(shape, CORPUS if on_cpu else 3 * CORPUS, seed=0)
@@ -58,9 +58,9 @@ class TrainingWork:
 
 
 def train(work: TrainingWork, peers: Sequence[Peer], rounds: int, report: Report) -> list[Row]:
-    """Return the benchmark results of regard and the peers.
+    """Benchmark regard and the peers (other libraries), and return one table row per model.
 
-    Before the benchmark, the model sizes must agree, and so must the losses of peers that have regard's weights.
+    Raise an error if model sizes differ, or if a peer with regard's weights computes another loss.
     """
     torch.manual_seed(0)
     ours = build(work.shape.spec(work.smoothing), seed=1)
@@ -72,7 +72,7 @@ def train(work: TrainingWork, peers: Sequence[Peer], rounds: int, report: Report
 
 
 def our_contestants(work: TrainingWork, ours: Model) -> list[Contestant]:
-    """Return regard's contestants: training on padded batches on a CPU, or on packed rows in a CUDA graph on a GPU."""
+    """Return regard's models to benchmark: padded batches on a CPU, packed batches and CUDA graphs on a GPU."""
     if work.device.type == "cpu":
         return [our_contestant("regard", ours, Eager(our_update(ours, work.device)), work)]
     keep_compiled_code()
@@ -91,7 +91,7 @@ def our_contestants(work: TrainingWork, ours: Model) -> list[Contestant]:
 
 
 def our_update(model: Model, device: torch.device) -> Update:
-    """Return the trainer's update for the model, after its fast layers are installed."""
+    """Install the fast layers in the model, and return the trainer's update (the training step) for the model."""
     fast.install(model.to(device), device)
     optimizer = ADAMW.build(model)
     dtype = None if device.type == "cpu" else torch.bfloat16
@@ -115,9 +115,9 @@ def _silent(*_: Any, **__: Any) -> None:
 
 
 def their_contestants(work: TrainingWork, make: Callable[[], TrainingModel]) -> list[Contestant]:
-    """Return contestants that train a peer's model as a careful user would.
+    """Return the models of another library to benchmark, trained as a careful user would train them.
 
-    On a GPU, one contestant uses autocast, and another uses bfloat16 weights if the peer supports it.
+    On a GPU, one model uses autocast, and another uses bfloat16 weights if the library supports them.
     """
     training_model = make()
     if training_model.copied:
@@ -166,7 +166,7 @@ def _theirs(
 def contestant(
     title: str, model: nn.Module, step: Callable[[Any], None], inputs: Sequence[Any], work: TrainingWork
 ) -> Contestant:
-    """Return a contestant that trains `work.steps` steps per turn. `inputs` are the batches as `step` expects them."""
+    """Return a contestant that trains `work.steps` steps per round. `inputs` are batches in the format of `step`."""
     tokens = [labels(batch) for batch in work.batches]
     model.train()
     memory = None
@@ -184,7 +184,7 @@ def contestant(
 
 
 def _warmed(step: Callable[[Any], None], inputs: Sequence[Any], device: torch.device) -> int:
-    """Run the warm-up and return the peak additional memory in bytes (gradients, moments and activations)."""
+    """Run the warm-up and return its peak memory in bytes for gradients, optimizer moments and activations."""
     torch.cuda.synchronize(device)
     torch.cuda.reset_peak_memory_stats(device)
     before = torch.cuda.memory_allocated(device)
@@ -195,7 +195,7 @@ def _warmed(step: Callable[[Any], None], inputs: Sequence[Any], device: torch.de
 
 
 def check_loss(work: TrainingWork, training_model: TrainingModel) -> None:
-    """Raise `UnfairError` if a peer with regard's weights does not compute the same loss as regard."""
+    """Raise `UnfairError` if another library with regard's weights does not compute the same loss as regard."""
     batch = padded(work.pairs[:CHECKED], GPU_TOKENS[0], seed=0, most=1)[0]
     without_dropout = build(replace(work.shape, dropout=0.0).spec(work.smoothing), seed=1).train()
     training_model.model.eval()

@@ -42,7 +42,7 @@ class Corpus:
 
 @dataclass(frozen=True, slots=True)
 class Drawn:
-    """A random value, and the facts that its sentence pair reveals: the value itself, then values in it."""
+    """A random value, and the facts that a sentence pair about it reveals: this value, then values that it contains."""
 
     value: Any
     text: str
@@ -51,7 +51,7 @@ class Drawn:
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """A way to write one kind of value in both languages. `share` is the fraction of the corpus written this way."""
+    """A way to write values of one kind in both languages. `share` is the fraction of the corpus in this form."""
 
     kind: str
     share: float
@@ -63,7 +63,7 @@ class Form:
 def generate(count: int, language: str = "de", seed: int = 0, held_out: int = 1000) -> Corpus:
     """Return `count` training pairs and `held_out` distinct test pairs, the same on every machine.
 
-    With a larger `count`, the pairs begin with those of a smaller one.
+    The training pairs for a small `count` are the first of those for a larger `count`.
     """
     if count < 1:
         raise SpecError("count", f"must be at least 1, not {count}")
@@ -84,7 +84,7 @@ def _train(forms: Sequence[Form], count: int, seed: int) -> tuple[Example, ...]:
 
 
 def _test(forms: Sequence[Form], count: int, seed: int) -> tuple[Example, ...]:
-    """Return distinct test pairs: at least one of every kind, and the rest in proportion to the shares of the forms."""
+    """Return distinct test pairs: at least one for every kind of value, the others in proportion to `Form.share`."""
     rng, shares = random.Random(f"test {seed}"), [form.share for form in forms]
 
     def allowed(drawn: Drawn) -> bool:
@@ -109,7 +109,7 @@ def _example(form: Form, rng: random.Random, allowed: Callable[[Drawn], bool]) -
 
 
 def held_out_value(fact: str, seed: int) -> bool:
-    """Return whether a fact belongs to the test set, from a hash of the fact and the seed."""
+    """Return True if a fact belongs to the test set, as determined by a hash of the fact and the seed."""
     digest = hashlib.blake2b(f"{seed} {fact}".encode(), digest_size=8).digest()
     return int.from_bytes(digest) % HELD_OUT == 0
 
@@ -117,7 +117,7 @@ def held_out_value(fact: str, seed: int) -> bool:
 def number_facts(number: int) -> tuple[str, ...]:
     """Return the facts that a number reveals.
 
-    Numbers below 100 and years have none and are never held out, because other numbers and dates contain them.
+    Numbers below 100 and years reveal none: other numbers and dates contain them, so they cannot be held out.
     """
     return () if number < 100 or number in YEARS else (f"number {number}",)
 
@@ -133,27 +133,27 @@ draw_integer = partial(draw_number, digits=6)
 
 
 def draw_ordinal(rng: random.Random) -> Drawn:
-    """Draw the number of an ordinal, from 1 to 9,999."""
+    """Draw a number for an ordinal, from 1 to 9,999."""
     while not (drawn := draw_number(rng, 4)).value:
         pass
     return drawn
 
 
 def draw_date(rng: random.Random) -> Drawn:
-    """Draw a day from 1900 to 2099."""
+    """Draw a date in the years 1900 to 2099."""
     day = datetime.date(YEARS.start, 1, 1) + datetime.timedelta(rng.randrange(DAYS))
     return Drawn(day, day.isoformat(), (f"date {day}",))
 
 
 def draw_short_month(rng: random.Random) -> Drawn:
-    """Draw a day in any month except May, whose short and long names are equal."""
+    """Draw a date in any month except May, whose short and long names are equal."""
     while (drawn := draw_date(rng)).value.month == 5:
         pass
     return drawn
 
 
 def draw_time(rng: random.Random) -> Drawn:
-    """Draw a clock time, as a minute of the day."""
+    """Draw a clock time in hours and minutes."""
     time = datetime.time(rng.randrange(24), rng.randrange(60))
     return Drawn(time, f"{time:%H:%M}", (f"time {time}",))
 

@@ -14,14 +14,14 @@ from regard.errors import SpecError, nearest
 
 @dataclass(frozen=True, slots=True)
 class Money:
-    """An amount in hundredths of a currency."""
+    """An amount of money, in hundredths of a unit of the currency (cents)."""
 
     hundredths: int
     currency: str
 
     @property
     def amount(self) -> Decimal:
-        """The amount in units of the currency."""
+        """The amount in units of the currency, such as dollars."""
         return Decimal(self.hundredths) / 100
 
 
@@ -67,7 +67,7 @@ class Language:
         return clean(self.dates.format_date(day, "full", locale=self.locale))
 
     def spoken_date(self, day: datetime.date) -> str:
-        """Return a date in words where the language has them, otherwise the long date."""
+        """Return a date in words if this is supported for the language, otherwise as `long_date`."""
         return self.long_date(day)
 
     def clock(self, time: datetime.time) -> str:
@@ -75,26 +75,26 @@ class Language:
         return clean(self.dates.format_time(time, "short", locale=self.locale))
 
     def spoken_clock(self, time: datetime.time) -> str:
-        """Return a clock time in words where the language has them, otherwise in digits."""
+        """Return a clock time in words if this is supported for the language, otherwise in digits."""
         return self.clock(time)
 
     def money(self, money: Money) -> str:
         """Return an amount in digits, such as "$1,234.56".
 
-        A space is inserted between letters and digits, because CLDR requires one there and Babel omits it.
+        A space is inserted between letters and digits, because CLDR requires this space and Babel omits it.
         """
         text = self.numbers.format_currency(money.amount, money.currency, locale=self.locale)
         return clean(re.sub(r"(?<=[^\W\d_])(?=\d)|(?<=\d)(?=[^\W\d_])", " ", text))
 
     def spoken_money(self, money: Money) -> str:
-        """Return an amount in words, such as "twelve dollars, fifty cents". Zero cents are left out."""
+        """Return an amount in words, such as "twelve dollars, fifty cents". Zero cents are not written."""
         if money.hundredths % 100:
             return clean(self.converter.to_currency(money.amount, currency=money.currency))
         text = self.converter.to_currency(money.amount, currency=money.currency, separator="|")
         return clean(text[: text.index("|")])
 
     def spoken_currencies(self) -> tuple[str, ...]:
-        """Return the currencies that num2words has words for in this language. Many languages lack some or all."""
+        """Return the currencies for which num2words has words in this language: for many languages, some or none."""
         english = package("num2words.lang_EU").Num2Word_EU.CURRENCY_FORMS
         if getattr(self.converter, "CURRENCY_FORMS", english) is english:
             return ()  # inherited from English: Hungarian text would contain "cents"
@@ -254,7 +254,7 @@ def _without_giants(converter: Any) -> Any:
 
 
 def clean(text: str) -> str:
-    """Replace every sequence of white space by one space; CLDR uses many kinds of space."""
+    """Replace every sequence of white space by one space, because CLDR uses many different space characters."""
     return " ".join(text.split())
 
 

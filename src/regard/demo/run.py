@@ -1,4 +1,4 @@
-"""The demo: train a translator of English numbers, dates, times and amounts of money, and show what it learned."""
+"""The demo: train a model that translates numbers, dates, times and amounts of money, and show its translations."""
 
 import random
 import time
@@ -72,7 +72,7 @@ def recipe(text: Path, steps: int, seed: int) -> dict[str, Any]:
 def run(out: Path | None, language: str, steps: int | None, seed: int, quiet: bool) -> dict[str, Any]:
     """Run the demo and return its scores and the paths of its files.
 
-    It generates the corpus, trains a model, translates held-out values and draws the attention of one example.
+    The demo generates a corpus, trains a model, translates held-out values and draws the attention of one example.
     """
     console = Console(quiet=quiet, emoji=False, highlight=False)
     folder = out or _free(Path("runs") / "demo")
@@ -96,7 +96,7 @@ def run(out: Path | None, language: str, steps: int | None, seed: int, quiet: bo
     bleu = metrics.bleu(outputs, [example.target for example in test])
     console.print(
         f"\n[bold]{right.value:.1f} %[/] of {len(test)} held-out examples are translated without any error "
-        f"(BLEU {bleu.value:.1f}).\nTraining took {seconds:.0f} s. No form of their values is in the training text.\n",
+        f"(BLEU {bleu.value:.1f}).\nTraining took {seconds:.0f} s. The training text contains none of these values.\n",
         soft_wrap=True,
     )
     for example, translation in _sampled(list(zip(test, outputs, strict=True)), seed):
@@ -130,7 +130,7 @@ def _write(folder: Path, train: Sequence[Example], test: Sequence[Example]) -> N
 
 
 def _sampled(pairs: list[tuple[Example, str]], seed: int) -> list[tuple[Example, str]]:
-    """Return at most `SHOWN` random pairs, taken from every kind in turn."""
+    """Return at most `SHOWN` random pairs (example, translation), taken from every kind of value in turn."""
     by_kind: dict[str, list[tuple[Example, str]]] = {}
     for pair in random.Random(seed).sample(pairs, len(pairs)):
         by_kind.setdefault(pair[0].kind, []).append(pair)
@@ -139,7 +139,7 @@ def _sampled(pairs: list[tuple[Example, str]], seed: int) -> list[tuple[Example,
 
 
 def _draw_attention(trained: TrainedModel, test: Sequence[Example], outputs: Sequence[str], console: Console) -> Path:
-    """Print the cross-attention of one example on the terminal, and return the picture's path in the run folder."""
+    """Print the cross-attention of one example, save it as a picture, and return the path of the picture."""
     right = [example for example, text in zip(test, outputs, strict=True) if text == example.target] or list(test)
     spoken = [example for example in right if example.kind == "money" and "-" in example.source] or right
     example = min(spoken, key=lambda e: (abs(len(e.source) - 40), e.source))
@@ -156,9 +156,9 @@ def _draw_attention(trained: TrainedModel, test: Sequence[Example], outputs: Seq
 
 
 def cross_attention(trained: TrainedModel, source: str, target: str) -> tuple[torch.Tensor, list[str], list[str]]:
-    """Return the cross-attention weights (T, S) and the subwords of the target and of the source.
+    """Return (cross-attention weights (T, S), the T subwords of the target, the S subwords of the source).
 
-    The weights are from the last layer, averaged over the heads.
+    The weights are those of the last layer, averaged over the heads.
     """
     weights = attention(trained.model, trained.batch([(source, target)]))["decoder.cross"][-1][0].mean(0)
     rows, columns = (

@@ -1,9 +1,8 @@
-"""Variants: modifications of a model, as functions from a model spec to a model spec.
+"""Variants: modifications of a model, as functions from a model spec (its configuration) to a model spec.
 
-They include the 52 rows from the table of Narang et al. 2021, as published there
-(docs/decisions/008-rows-of-the-table.md lists the exceptions), and later methods. If a method's original paper differs
-from Narang et al., a second variant follows the original paper. There is one file per group, and a new variant is one
-new entry in it.
+They include the 52 rows of the table in Narang et al. 2021, as published (docs/decisions/008-rows-of-the-table.md lists
+the exceptions), and later methods. If a method's original paper differs from Narang et al., a second variant follows
+the original paper. There is one file per group of variants. To add a variant, add an entry to `VARIANTS` in a file.
 """
 
 import inspect
@@ -37,7 +36,7 @@ EXAMPLES = ("transformer_small", "gpt2_small", "bert_base", "t5_base")
 
 
 def variant(name: str, trust_code: bool = False, path: str = "variants") -> Variant:
-    """Return the variant `name`; `module:function` is a user's own function from a model spec to a model spec."""
+    """Return the variant `name`. `module:function` names your own function from a model spec to a model spec."""
     if ":" not in name:
         if name not in VARIANTS:
             raise SpecError(path, f"unknown variant {name!r}; {nearest(name, VARIANTS)}")
@@ -52,7 +51,7 @@ def variant(name: str, trust_code: bool = False, path: str = "variants") -> Vari
 
 
 def _own(name: str, edit: Edit, spec: ModelSpec) -> ModelSpec:
-    """Return a spec edited by a user's function. Any exception from the function is reported in one sentence."""
+    """Return a model spec edited by the user's function. If the function fails, raise a SpecError of one sentence."""
     try:
         changed = edit(spec)
     except SpecError:
@@ -65,7 +64,7 @@ def _own(name: str, edit: Edit, spec: ModelSpec) -> ModelSpec:
 
 
 def apply(name: str, spec: ModelSpec, trust_code: bool = False) -> ModelSpec:
-    """Return `spec` with the modification `name`. A modification without effect raises an error."""
+    """Return the model spec with the modification `name`. Raise an error if the modification changes nothing."""
     entry = variant(name, trust_code)
     if name == "vanilla":
         return spec
@@ -84,14 +83,14 @@ def _suggestion(unused: Variant, spec: ModelSpec) -> str:
         example = preset(name)
         try:
             if type(example) is type(spec) and diff(example, unused.edit(example)):
-                return f": this model has it already or has no part for it; leave it out, or start from {name}"
+                return f": this model already has it, or has no layer to change; leave it out, or start from {name}"
         except SpecError:
             continue
-    return ": this model has it already or has no part for it; leave it out"
+    return ": this model already has it, or has no layer to change; leave it out"
 
 
 def combine(names: Sequence[str], base: ModelSpec, trust_code: bool = False) -> ModelSpec:
-    """Return `base` with several modifications, applied in order. The error about two of them names both."""
+    """Return `base` with several modifications, applied in order. If two of them conflict, raise an error."""
     spec = base
     before = {part.kind for part in walk(spec)}
     added: dict[str, set[str]] = {}
@@ -118,13 +117,13 @@ def combine(names: Sequence[str], base: ModelSpec, trust_code: bool = False) -> 
             if not new <= kinds:
                 lost = f"a part that {other!r} added ({', '.join(sorted(new - kinds))})"
                 raise SpecError("variants", f"{name!r} removes {lost}; choose one of the two")
-        added[name] = kinds - before - {AtHeads.kind}  # an AtHeads part follows the attention that it belongs to
+        added[name] = kinds - before - {AtHeads.kind}  # added and removed together with attention layers
         before = kinds
     return spec
 
 
 def _unused(name: str, names: Sequence[str], base: ModelSpec, spec: ModelSpec, trust_code: bool) -> bool:
-    """Return whether `spec` would be the same without the modification `name`, because another one undoes it."""
+    """Return True if `base` with all of `names` except `name` also gives `spec`, because another one undoes `name`."""
     without = base
     try:
         for other in names:
@@ -146,10 +145,10 @@ def _builds(names: Sequence[str], spec: ModelSpec, trust_code: bool) -> bool:
 
 
 def select(names: Sequence[str] = (), group: str | None = None) -> list[str]:
-    """Return the names of the selected variants, or of those in `group` if it is given.
+    """Return the names of the selected variants. If `group` is given, return only those in this group.
 
     `names` may contain names of variants, names of groups, `all`, and `table` (the 52 rows of Narang et al. 2021). The
-    52 rows come first, in the order of the table; the other variants are sorted by name, and names of the form
+    52 rows come first, in the order of the table. The other variants follow, sorted by name, and names of the form
     `module:function` come last.
     """
     groups = {variant.group for variant in VARIANTS.values()}

@@ -1,4 +1,4 @@
-"""Rows 2 to 12: activation functions and gates for the feed-forward layers."""
+"""Rows 2 to 12 of Narang et al. 2021: activation functions and gates for the feed-forward layers."""
 
 from dataclasses import replace
 from typing import Any
@@ -12,7 +12,7 @@ SHAZEER = "Shazeer 2020"
 
 
 def activation(phi: Activation) -> Edit:
-    """Return an edit that replaces the activation function.
+    """Return a function that replaces the activation function of feed-forward layers.
 
     If the feed-forward layer has a gate, the gate is removed and the hidden width is multiplied by 3/2.
     """
@@ -28,7 +28,7 @@ def activation(phi: Activation) -> Edit:
 
 
 def gated(phi: Activation) -> Edit:
-    """Return an edit that adds a gate (Shazeer 2020), with 2/3 of the hidden width so that the cost stays equal."""
+    """Return a function that adds a gate (Shazeer 2020), with 2/3 of the hidden width so that the cost stays equal."""
 
     def edit(m: Any) -> Any:
         def narrowed(f: FeedForward) -> FeedForward:
@@ -40,7 +40,7 @@ def gated(phi: Activation) -> Edit:
 
 
 VARIANTS = {
-    "gelu": Variant(activation("gelu_tanh"), "activation", "GELU, tanh form", "Hendrycks and Gimpel 2016"),
+    "gelu": Variant(activation("gelu_tanh"), "activation", "GELU, tanh approximation", "Hendrycks and Gimpel 2016"),
     "swish": Variant(activation("swish"), "activation", "x sigmoid(x)", "Ramachandran et al. 2017"),
     "elu": Variant(activation("elu"), "activation", "x, or e^x - 1 below 0", "Clevert et al. 2016"),
     "glu": Variant(gated("sigmoid"), "activation", "sigmoid gate", "Dauphin et al. 2017"),

@@ -29,10 +29,10 @@ def parallel(m: Any) -> Any:
 
 
 def grouped_query(m: Any) -> Any:
-    """Share one key and one value in every group of four decoder heads (Ainslie et al. 2023).
+    """Share keys and values in every group of four decoder heads (Ainslie et al. 2023).
 
-    The encoder is unchanged, as in the paper. If the number of heads is not a multiple of four, the number of groups
-    is the divisor of the number of heads that is closest to a quarter of it.
+    The encoder is unchanged, as in the paper. The number of groups is heads / 4, or the closest divisor of the number
+    of heads.
     """
     if getattr(m, "decoder", None) is None:
         return m
@@ -47,7 +47,7 @@ def grouped_query(m: Any) -> Any:
 
 
 def multi_query(m: Any) -> Any:
-    """Share one key and one value among all heads of every attention layer (Shazeer 2019)."""
+    """Share keys and values among all heads of every attention layer (Shazeer 2019)."""
     check_attention(m, "queries and keys to change")
     return swap_attention(m, lambda attention: _with_groups(attention, attention.heads or m.heads, 1))
 
@@ -71,7 +71,7 @@ def sliding_window(m: Any) -> Any:
 
 
 def query_key_norm(m: Any) -> Any:
-    """Apply an RMS norm with a gain to the queries and keys of every head, a later form of Henry et al. 2020.
+    """Apply an RMS norm with a gain to the queries and keys of every head, a later version of Henry et al. 2020.
 
     Scores of normalised vectors need the factor 1 / sqrt(d_head). T5 has this factor only in the initialisation of its
     query weights, so the scores are scaled here.

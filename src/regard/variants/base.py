@@ -1,4 +1,4 @@
-"""`Variant`, a named function from model spec to model spec, and the edits that several groups of variants use."""
+"""`Variant`, a named modification of a model spec, and modifications that several groups of variants share."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -35,19 +35,19 @@ class Variant:
 
 
 def swap_attention(m: Any, to: Edit) -> Any:
-    """Return `m` with `to(branch)` in place of every self-attention and cross-attention branch."""
+    """Replace every self-attention and cross-attention layer of the model `m` by `to(layer)`."""
     return swap(swap(m, SelfAttention, to), CrossAttention, to)
 
 
 def check_attention(m: Any, lacks: str) -> None:
-    """Refuse a model in which a branch other than self-attention mixes tokens, because it would not change."""
+    """Raise an error if a layer other than self-attention mixes tokens, because the variant would not change it."""
     for part in walk(m):
         if isinstance(part, BranchSpec) and part.attends and not isinstance(part, SelfAttention):
             raise SpecError("variants", f"{part.kind!r} has no {lacks}")
 
 
 def own_softmax(m: Any) -> Any:
-    """Untie the softmax matrix from the embeddings, and remove the factor d_model^-1/2 that T5 uses if it is tied."""
+    """Untie the softmax matrix from the embeddings, and remove the factor d_model^-1/2 that T5 uses with tying."""
     if isinstance(m, EncoderDecoder):
         m = replace(m, sharing=replace(m.sharing, input_output=False))
     elif isinstance(m, DecoderOnly):

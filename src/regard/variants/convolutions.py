@@ -1,4 +1,4 @@
-"""Rows 37 to 39: convolutions that replace self-attention or are combined with it."""
+"""Rows 37 to 39 of Narang et al. 2021: convolutions that replace self-attention or are combined with it."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -24,7 +24,7 @@ WIDTHS = (3, 7, 15, 31)  # Wu et al. 2019: kernel sizes of the first four layers
 
 
 def attends(part: Any) -> bool:
-    """Return whether the part contains self-attention."""
+    """Return True if a part of a model spec contains self-attention."""
     return any(isinstance(inner, SelfAttention) for inner in walk(part))
 
 
@@ -52,7 +52,10 @@ def _without_positions(stack: Any) -> Any:
 
 
 def widening(make: Callable[[int], BranchSpec]) -> Edit:
-    """Return an edit that replaces self-attention by convolutions `make(size)` of growing size (Wu et al. 2019)."""
+    """Return a function that replaces self-attention by convolutions with kernel sizes that grow with the layer number.
+
+    `make(size)` returns a convolution with a kernel of `size` tokens (Wu et al. 2019).
+    """
 
     def layer(block: Block, width: int) -> Block:
         return swap(block, SelfAttention, lambda _: make(width))
@@ -140,7 +143,7 @@ def _evolved(
 
 
 def _ancestors(block: Block, side: str) -> tuple[SelfAttention, CrossAttention | None, FeedForward]:
-    """Return a block's attention, cross-attention and feed-forward layer, from which an evolved block is built."""
+    """Return (self-attention, cross-attention or None, feed-forward layer) of a block, to build an evolved block."""
     if len(set(block.rules())) > 1:
         raise SpecError("variants", f"the branches of the {side} have different residual rules; use one rule for all")
     match block.branches:
@@ -153,15 +156,15 @@ def _ancestors(block: Block, side: str) -> tuple[SelfAttention, CrossAttention |
 
 
 def _norm(block: Block) -> Norm:
-    """Return the norm of the block's residual branches, or LayerNorm if they have none: convolutions need a norm."""
+    """Return the norm of the block's sublayers, or LayerNorm if there is none, because convolutions need a norm."""
     norm = getattr(block.rules()[0], "norm", None)
     return norm if isinstance(norm, Norm) and not isinstance(norm, NoNorm) else LayerNorm(eps=1e-6)
 
 
 def _with_position(wide: SelfAttention, stack: Plain) -> tuple[SelfAttention, Plain]:
-    """Return attention and stack with the position scheme adapted to attention with more heads.
+    """Return (attention, stack) with the position scheme adapted to `wide`, a self-attention layer with more heads.
 
-    Either the stack gets a second position scheme for these heads, or the attention gets its own scheme.
+    Either the stack gets a second position scheme for these heads, or the attention layer gets its own scheme.
     """
     position = stack.position
     if position is None or wide.position is not None or wide.heads is None:

@@ -1,4 +1,4 @@
-"""Rows 18 to 21: deeper and narrower, or shallower and wider models with about the same number of parameters."""
+"""Rows 18 to 21 of Narang et al. 2021: deeper and narrower, or shallower and wider models of about equal size."""
 
 from dataclasses import replace
 from fractions import Fraction
@@ -14,7 +14,7 @@ from regard.variants.base import Edit, Variant
 
 
 def deeper(factor: Fraction) -> Edit:
-    """Return an edit that multiplies the number of layers by `factor`.
+    """Return a function that multiplies the number of layers by `factor`.
 
     The number of heads and the hidden width are divided by `factor`. The width of a head does not change.
     """

@@ -1,4 +1,4 @@
-"""Rows 48, 49 and 52: mixtures of experts, and a product-key memory."""
+"""Rows 48, 49 and 52 of Narang et al. 2021: mixtures of experts, and a product-key memory."""
 
 import math
 from collections.abc import Callable, Collection
@@ -20,9 +20,9 @@ EVERY = 4
 
 
 def mixture_of_experts(m: Any) -> Any:
-    """Replace every fourth feed-forward layer by 32 experts with half the hidden width. Two of them process each token.
+    """Replace every fourth feed-forward layer by 32 experts with half the hidden width. Each token uses two experts.
 
-    As published, experts have ReLU and no biases, independently of the base. The decoder has a lower capacity than the
+    As published, experts have ReLU and no biases, whatever the base has. The decoder has a lower capacity than the
     encoder because of a misspelt line in the published configuration.
     """
 
@@ -33,7 +33,7 @@ def mixture_of_experts(m: Any) -> Any:
 
 
 def switch(m: Any) -> Any:
-    """Replace every fourth feed-forward layer by 32 experts with the same hidden width. One processes each token."""
+    """Replace every fourth feed-forward layer by 32 experts with the same hidden width. Each token uses one."""
 
     def make(capacity: float) -> Make:
         return lambda f: Switch(d_hidden=_hidden(f, m), capacity=capacity)
@@ -81,7 +81,7 @@ def _every_fourth(m: Any, kind: type[BranchSpec], makes: dict[str, Make]) -> Any
 
 
 def _placed(stack: Plain, side: str, kind: type[BranchSpec], layers: Collection[int], length: int, make: Make) -> Plain:
-    """Return the stack as a pattern of `length` blocks, with `make(f)` in place of the feed-forward f of `layers`."""
+    """Replace the feed-forward module f of the given layers by `make(f)`. The stack then repeats `length` blocks."""
     pattern = []
     for layer in range(length):
         block = stack.pattern[layer % len(stack.pattern)]

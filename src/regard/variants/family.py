@@ -14,7 +14,7 @@ from regard.variants.base import Edit, Variant
 
 
 def joined(visibility: Literal["causal", "prefix"]) -> Edit:
-    """Return an edit that joins encoder and decoder into one stack of encoder blocks, without cross-attention."""
+    """Return a function that joins encoder and decoder into one stack of encoder blocks, without cross-attention."""
 
     def edit(m: Any) -> Any:
         if isinstance(m, DecoderOnlyTranslator):
@@ -43,7 +43,7 @@ def joined(visibility: Literal["causal", "prefix"]) -> Edit:
 
 
 def _blocks(stack: Plain) -> tuple[Any, ...]:
-    """Return the settings of a stack except its depth and its cross-attention."""
+    """Return the settings of a stack without its depth and its cross-attention layers, for a comparison of stacks."""
     blocks = []
     for block in stack.pattern:
         pairs = zip(block.branches, block.rules(), strict=True)

@@ -1,4 +1,4 @@
-"""Row 13, RMS norm, and variants that move the norms to other places in a block."""
+"""RMS norm (row 13 of Narang et al. 2021), and variants that move the norms to other places in a block."""
 
 from regard.nn.norm import LayerNorm
 from regard.nn.residual import PostNorm, PreNorm

@@ -19,7 +19,7 @@ from regard.variants.base import Edit, Variant
 
 
 def at_input(position: Any) -> Edit:
-    """Return an edit that adds a position scheme to the embeddings and removes position schemes from attention."""
+    """Return a function that adds position vectors to the embeddings and removes position schemes from attention."""
 
     def edit(m: Any) -> Any:
         cleared = swap(swap(m, SelfAttention, _remove_position), StackSpec, _without_position)
@@ -29,7 +29,7 @@ def at_input(position: Any) -> Edit:
 
 
 def in_attention(make: Callable[[], Position]) -> Edit:
-    """Return an edit that uses a position scheme in self-attention and removes the one at the input.
+    """Return a function that uses a position scheme in self-attention and removes position vectors at the input.
 
     All layers of a stack share the position scheme.
     """

@@ -1,4 +1,4 @@
-"""Rows 14 to 17: ReZero and Fixup, whose residual blocks compute the identity at initialisation."""
+"""Rows 14 to 17 of Narang et al. 2021: ReZero and Fixup, whose residual blocks are the identity at initialisation."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -20,7 +20,7 @@ from regard.variants.base import Edit, Variant
 
 
 def rejoined(m: Any, to: Callable[[Norm], Residual]) -> Any:
-    """Replace the residual rule of every branch. `to` returns the new rule, given the norm of the old one."""
+    """Replace the residual connection of every sublayer. `to` makes the new connection from the norm of the old one."""
 
     def joined(rule: Residual) -> Residual:
         if isinstance(rule, NoResidual):
@@ -31,7 +31,7 @@ def rejoined(m: Any, to: Callable[[Norm], Residual]) -> Any:
 
 
 def scaled_attention(m: Any) -> Any:
-    """Divide attention scores by sqrt(d_head) in every branch that does not scale scores."""
+    """Divide attention scores by sqrt(d_head) in every attention layer that does not scale scores."""
 
     def scaled(branch: Any) -> Any:
         return replace(branch, scale="sqrt") if getattr(branch, "scale", None) == "none" else branch
@@ -40,10 +40,10 @@ def scaled_attention(m: Any) -> Any:
 
 
 def rezero(norm: Callable[[Norm], Norm]) -> Edit:
-    """Return an edit that uses ReZero's residual rule, x + alpha f(norm(x)).
+    """Return a function that uses ReZero's residual connections, x + alpha f(norm(x)) with a learned scalar alpha.
 
     In a model with T5's initialisation, attention scores become scaled, and the initialisation becomes `FanIn`. (T5
-    does not scale scores but initialises its query weights with smaller values instead.)
+    does not scale scores but initialises query weights with smaller values instead.)
     """
 
     def edit(m: Any) -> Any:
@@ -55,7 +55,7 @@ def rezero(norm: Callable[[Norm], Norm]) -> Edit:
 
 
 def fixup(m: Any) -> Any:
-    """Use the residual rule, the scalars and the initialisation of Fixup, and remove all norms."""
+    """Use the residual connections, scalars and initialisation of Fixup (Zhang et al. 2019), and remove all norms."""
     if not isinstance(m.linear, Dense | FixupLinear):
         raise SpecError("linear", f"is {m.linear.kind!r}, but fixup has projections of its own; use dense")
     m = rejoined(scaled_attention(m), lambda _: Fixup())

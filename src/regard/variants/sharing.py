@@ -1,4 +1,4 @@
-"""Rows 22, 25, 26 and 29 to 31: blocks shared by all layers, and shared vocabulary tables."""
+"""Rows 22, 25, 26 and 29 to 31 of Narang et al. 2021: blocks shared by all layers, and shared vocabulary tables."""
 
 from dataclasses import replace
 from typing import Any
@@ -11,7 +11,7 @@ from regard.variants.base import Edit, Variant, own_softmax, unscaled
 
 
 def shared(*sides: str) -> Edit:
-    """Return an edit that shares one block among all layers of each stack in `sides` (Lan et al. 2020).
+    """Return a function that makes all layers of each stack in `sides` share one block (Lan et al. 2020).
 
     The softmax matrix is untied, as in Narang et al. 2021.
     """
@@ -33,7 +33,7 @@ def shared(*sides: str) -> Edit:
 
 
 def sharing(source_target: bool, input_output: bool) -> Edit:
-    """Return an edit that sets which of the source, target and softmax matrices are shared."""
+    """Return a function that ties or unties source and target embeddings, and target embeddings and softmax matrix."""
 
     def edit(m: Any) -> Any:
         if not isinstance(m, EncoderDecoder):
@@ -64,5 +64,5 @@ VARIANTS = {
     "tied_decoder": Variant(
         sharing(False, True), "vocabulary", "decoder input and softmax share a table, the encoder has its own", PRESS
     ),
-    "untied": Variant(sharing(False, False), "vocabulary", "three tables", PRESS),
+    "untied": Variant(sharing(False, False), "vocabulary", "separate tables for encoder, decoder and softmax", PRESS),
 }

@@ -1,4 +1,4 @@
-"""Rows 40 to 46: Synthesizers, whose attention scores replace q.k or are added to it."""
+"""Rows 40 to 46 of Narang et al. 2021: Synthesizers, whose attention scores replace q.k or are added to it."""
 
 from dataclasses import replace
 from typing import Any, Literal
@@ -28,10 +28,10 @@ TAY = "Tay et al. 2021"
 
 
 def as_run(scores: Scores, mix: Mix) -> Edit:
-    """Return an edit that uses a Synthesizer as in the code of Narang et al. 2021.
+    """Return a function that replaces self-attention by a Synthesizer as in the code of Narang et al. 2021.
 
-    It has 2/3 as many heads, each twice as wide: 8 x 128 instead of 12 x 64. The stack's position biases get the same
-    number of heads.
+    The Synthesizer has 2/3 as many heads, each twice as wide: 8 x 128 instead of 12 x 64. The stack's position biases
+    get the same number of heads.
     """
 
     def edit(m: Any) -> Any:
@@ -63,7 +63,7 @@ def fewer(heads: int) -> int:
 
 
 def of_paper(scores: Scores) -> Edit:
-    """Return an edit that uses a Synthesizer with as many heads as in the base, as in the original paper."""
+    """Return a function that replaces self-attention by a Synthesizer with equally many heads (Tay et al. 2021)."""
     return lambda m: swap(m, SelfAttention, lambda attention: _synthesizer(attention, scores, "alone"))
 
 

@@ -1,4 +1,4 @@
-"""The rows of the table in Narang et al. 2021, by the names of their variants."""
+"""The rows of the table in Narang et al. 2021, by variant name."""
 
 from typing import NamedTuple
 

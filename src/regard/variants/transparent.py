@@ -1,4 +1,4 @@
-"""Row 36: transparent attention, in which the decoder attends to mixtures of all encoder layers."""
+"""Row 36 of Narang et al. 2021: transparent attention, where the decoder attends to mixtures of all encoder layers."""
 
 from dataclasses import replace
 from typing import Any
@@ -13,14 +13,14 @@ from regard.variants.base import Variant
 
 
 def bridged(m: Any, bridge: Bridge) -> EncoderDecoder:
-    """Return the model with another bridge between encoder and decoder."""
+    """Return the model with another bridge (the connection from the encoder to the decoder)."""
     if not isinstance(m, EncoderDecoder):
         raise SpecError("", "only an encoder-decoder has a bridge between encoder and decoder")
     return replace(m, bridge=bridge)
 
 
 def _norm(m: Any) -> Norm:
-    """Return the first norm of the model's residual branches, or LayerNorm if there is none."""
+    """Return the first norm in the model's residual connections, or LayerNorm if there is none."""
     rules = [part for part in walk(m) if isinstance(part, Residual)]
     norms = [part for rule in rules for part in walk(rule) if isinstance(part, Norm) and part != NoNorm()]
     return norms[0] if norms else LayerNorm()
@@ -38,7 +38,7 @@ VARIANTS = {
     "transparent_normed": Variant(
         lambda m: bridged(m, TransparentNormed(_norm(m))),
         "wiring",
-        "the same, with every encoder layer normalised before the mixture",
+        "as transparent, with every encoder layer normalised before the mixture",
         BAPNA,
     ),
 }

@@ -1,4 +1,4 @@
-"""Rows 23, 24, 27, 28 and 32 to 35: factorised embeddings, adaptive embeddings, and other softmax layers."""
+"""Rows 23, 24, 27, 28, 32 to 35 of Narang et al. 2021: factorised and adaptive embeddings, other softmax layers."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -42,7 +42,7 @@ def _narrow(m: Any) -> TableSpec:
 
 
 def with_shared_blocks(edit: Edit) -> Edit:
-    """Return an edit that shares one block among all layers of a stack and applies `edit` to the embedding tables."""
+    """Return a function that shares one block among all layers of a stack and applies `edit` to the embeddings."""
 
     def both(m: Any) -> Any:
         blocks = shared("encoder", "decoder")(m)
@@ -53,12 +53,12 @@ def with_shared_blocks(edit: Edit) -> Edit:
 
 
 def in_clusters(table: AdaptiveTable) -> Edit:
-    """Return an edit that uses an adaptive embedding table: clusters of ids, with narrower vectors for rarer ids."""
+    """Return a function that uses an adaptive embedding table: clusters of ids, with narrower vectors for rarer ids."""
     return lambda m: replace(m, table=table, **({"output_table": None} if hasattr(m, "output_table") else {}))
 
 
 def head(kind: type[HeadSpec], make: Callable[[Softmax], HeadSpec]) -> Edit:
-    """Return an edit that replaces the plain softmax head s by `make(s)`, a head of class `kind`."""
+    """Return a function that replaces the softmax output layer s by `make(s)`, an output layer of class `kind`."""
 
     def edit(m: Any) -> Any:
         where = "task.head" if isinstance(m, EncoderOnly) else "head"
@@ -78,9 +78,10 @@ def head(kind: type[HeadSpec], make: Callable[[Softmax], HeadSpec]) -> Edit:
 
 
 def adaptive_softmax(divisors: tuple[int, ...]) -> Edit:
-    """Return an edit that uses adaptive softmax (Grave et al. 2017).
+    """Return a function that uses adaptive softmax (Grave et al. 2017).
 
-    It has one cluster of the most frequent ids and three tails. The last tail is as large as T5's set of sentinel ids.
+    There are one cluster of the most frequent ids and three clusters of rarer ids, called tails. The last tail is as
+    large as T5's set of sentinel ids.
     """
     table = AdaptiveTable((2500, 6000, 23500, 128), divisors)
     tails = len(table.parts) - 1
@@ -91,9 +92,9 @@ def adaptive_softmax(divisors: tuple[int, ...]) -> Edit:
 
 
 def mixture_of_softmaxes(components: int) -> Edit:
-    """Return an edit that uses a mixture of softmaxes (Yang et al. 2018).
+    """Return a function that uses a mixture of softmaxes (Yang et al. 2018).
 
-    There is no z-loss, because it is 0 for normalised outputs. Narang et al. 2021 set it, but it had no effect.
+    There is no z-loss, because the z-loss of normalised outputs is 0 (Narang et al. 2021 set one without effect).
     """
     return head(MixtureOfSoftmaxes, lambda plain: MixtureOfSoftmaxes(components, plain.scaled, plain.label_smoothing))
 

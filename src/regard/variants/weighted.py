@@ -1,4 +1,4 @@
-"""Row 51: the Weighted Transformer, a weighted sum of heads, each of which passes through a feed-forward layer."""
+"""Row 51 of Narang et al. 2021: the Weighted Transformer, which sums heads that pass through a feed-forward layer."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -19,7 +19,7 @@ Make = Callable[[Any, Attention, FeedForward], BranchSpec]
 
 
 def branched(make: Make) -> Edit:
-    """Return an edit that moves a block's feed-forward layer into each of the block's attention layers."""
+    """Return a function that moves the feed-forward layer of a block into each attention layer of the block."""
 
     def edit(m: Any) -> Any:
         def moved(block: Block) -> Block:
@@ -49,7 +49,7 @@ def _as_run(m: Any, attention: Attention, feedforward: FeedForward) -> BranchSpe
 
 
 def _of_paper(m: Any, attention: Attention, feedforward: FeedForward) -> BranchSpec:
-    """Return the branch of the original paper, in which the hidden width is divided among the heads."""
+    """Return the layer of the original paper, in which the hidden width is divided among the heads."""
     hidden, heads = feedforward.d_hidden or 4 * m.d_model, attention.heads or m.heads
     return WeightedSimplex(attention, replace(feedforward, d_hidden=max(1, hidden // heads)))
 

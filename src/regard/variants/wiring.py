@@ -1,4 +1,4 @@
-"""Rows 47 and 50: the Universal Transformer and the Funnel Transformer."""
+"""Rows 47 and 50 of Narang et al. 2021: the Universal Transformer and the Funnel Transformer."""
 
 from dataclasses import replace
 from typing import Any
@@ -16,7 +16,7 @@ from regard.variants.residuals import rejoined
 
 
 def universal(kind: type[Universal] | type[UniversalACT]) -> Edit:
-    """Return an edit that shares one gated block among all layers of a stack and unties the softmax matrix.
+    """Return a function that shares one gated block among all layers of a stack and unties the softmax matrix.
 
     A stack of 12 layers becomes 28 applications of the block.
     """
@@ -43,7 +43,7 @@ def _universal(side: str, stack: Any, kind: type[Universal] | type[UniversalACT]
 
 
 def funnel(m: Any) -> Any:
-    """Pool the encoder's sequence to half its length after each of three groups of layers, and use RMS norms."""
+    """Divide the encoder's layers into three groups, halve the sequence length between them, and use RMS norms."""
     stack = getattr(m, "encoder", None)
     if stack is None:
         raise SpecError("", "a funnel needs a model with an encoder")
@@ -68,7 +68,7 @@ VARIANTS = {
     "universal_act": Variant(
         universal(UniversalACT),
         "wiring",
-        "the same with adaptive computation time: a number of layers for every token",
+        "the Universal Transformer with adaptive computation time: a number of layers per token",
         DEHGHANI,
     ),
     "funnel": Variant(funnel, "wiring", "an encoder that halves the length of its sequence twice", "Dai et al. 2020"),

@@ -1,4 +1,4 @@
-"""The libraries ("peers") that regard is benchmarked against."""
+"""The peers: other libraries that regard is benchmarked against."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -44,9 +44,9 @@ PEERS = (
 
 
 def chosen(names: Sequence[str] | None, task: str) -> tuple[list[Peer], list[Peer]]:
-    """Return the peers of a benchmark, and the peers that are left out because they are not installed.
+    """Return (libraries to benchmark, libraries left out because they are not installed).
 
-    Peers in `names` must be installed. If `names` is None, all peers that support `task` are chosen.
+    The libraries in `names` must be installed. If `names` is None, all libraries that support `task` are considered.
     """
     able = {peer.name: peer for peer in PEERS if task in peer.tasks}
     if names is None:

@@ -1,4 +1,4 @@
-"""The interface between a benchmark and the code of a peer, that is, another library."""
+"""The interface between a benchmark and a peer: a library that regard is compared with."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ IGNORED = -100
 
 
 class PeerError(RegardError):
-    """The error for a peer that is unknown, not installed, or does not support the task."""
+    """Raised if a peer (another library) is unknown, not installed, or does not support the task."""
 
 
 def library(name: str) -> Any:
@@ -24,12 +24,12 @@ def library(name: str) -> Any:
     try:
         return import_module(name)
     except ImportError as error:
-        raise PeerError(f"{name} cannot be imported ({error}); list the other libraries with --against") from error
+        raise PeerError(f"{name} cannot be imported ({error}); install it, or list others with --against") from error
 
 
 @dataclass(frozen=True)
 class TrainingModel:
-    """A peer's model to be trained, and its loss."""
+    """The model of a peer (another library) for the training benchmark, and the loss function of this model."""
 
     title: str
     model: nn.Module
@@ -41,7 +41,7 @@ class TrainingModel:
 
 @dataclass(frozen=True)
 class DecodingModel:
-    """A peer's model for decoding: `search(sources, beams, length)` returns exactly `length` ids for each source."""
+    """A model for the decoding benchmark: `search(sources, beams, length)` returns `length` token ids per source."""
 
     title: str
     parameters: int
@@ -54,7 +54,7 @@ def smoothed(logits: Tensor, labels: Tensor, smoothing: float) -> Tensor:
 
 
 def columns(batch: Batch) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return the source ids, the mask of source tokens that are not padding, the decoder input, and the labels.
+    """Return (source ids, mask, decoder input ids, labels). The mask is True for source tokens, False for padding.
 
     Padding has the label IGNORED.
     """
@@ -66,5 +66,5 @@ def columns(batch: Batch) -> tuple[Tensor, Tensor, Tensor, Tensor]:
 
 
 def count(model: nn.Module) -> int:
-    """Return the number of trainable parameters. A shared parameter counts once."""
+    """Return the number of trainable parameters. A parameter that layers share counts once."""
     return sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)

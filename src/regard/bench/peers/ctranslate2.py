@@ -37,7 +37,7 @@ def exported(shape: Shape, ours: Model, stored: str) -> Iterator[Path]:
 
 
 def decoding_models(shape: Shape, ours: Model, device: torch.device, dtype: torch.dtype) -> list[DecodingModel]:  # noqa: ARG001
-    """Return CTranslate2's translators on a CPU, and none on a GPU, where only PyTorch models are compared."""
+    """Return CTranslate2's translators for a CPU. For a GPU, return none, because only PyTorch models are compared."""
     return [_raw(shape, ours, stored) for stored in STORED] if device.type == "cpu" else []
 
 
@@ -60,9 +60,9 @@ def _raw(shape: Shape, ours: Model, stored: str) -> DecodingModel:
 
 
 def engine(shape: Shape, ours: Model, stored: str) -> DecodingModel:
-    """Return the CTranslate2 engine of `regard translate` as a search from ids to ids.
+    """Return the CTranslate2 engine of `regard translate` as a model to benchmark, from token ids to token ids.
 
-    The engine cannot force an output length, so the weights must never choose the end token.
+    The engine cannot force an output length, so the weights of `ours` must make the end token impossible.
     """
     tokens = vocabulary(shape)
     with exported(shape, ours, stored) as folder:

@@ -1,4 +1,4 @@
-"""Hugging Face's Marian with regard's weights, in eager mode, with SDPA attention."""
+"""Hugging Face's Marian with regard's weights, in eager mode, with PyTorch's fused attention (SDPA)."""
 
 from typing import Any
 
@@ -71,7 +71,7 @@ def decoding_models(shape: Shape, ours: nn.Module, device: torch.device, dtype: 
 
 
 def renamed(state: dict[str, Tensor], depth: int) -> dict[str, Tensor]:
-    """Return regard's weights `state` under Marian's names."""
+    """Return the weights `state` of a regard model, with the parameter names of Marian."""
     theirs = {"model.shared.weight": state["tables.tables.source.weight"]}
 
     def copy(our: str, *names: str) -> None:

@@ -13,9 +13,9 @@ from regard.nn.embedding import Sinusoidal
 
 
 class Translator(nn.Module):
-    """A translator of torch's layers with embeddings, sinusoidal positions and a tied output layer.
+    """An encoder-decoder of torch's layers with embeddings, sinusoidal positions and a tied output layer.
 
-    The layers are post-norm, so no norm follows the stacks.
+    The layers are post-norm, so the last layer of a stack is not followed by another norm.
     """
 
     def __init__(self, shape: Shape) -> None:
@@ -47,7 +47,7 @@ class Translator(nn.Module):
 
 
 def training_model(shape: Shape, smoothing: float, ours: nn.Module) -> TrainingModel:  # noqa: ARG001  # it has its own weights
-    """Return the translator with torch's cross-entropy as its loss."""
+    """Return the encoder-decoder of torch's layers, with torch's cross-entropy as its loss."""
     model = Translator(shape)
 
     def prepare(batch: Batch) -> tuple[Tensor, ...]:
