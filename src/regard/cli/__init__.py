@@ -1,6 +1,6 @@
-"""The command line. Each command imports torch and other slow packages itself, so that `--help` is fast."""
+"""The command line. Every command imports torch and other slow packages when it runs, so that `--help` is fast."""
 
-# The help lists its panels and commands in this order.
+# `regard --help` lists panels and commands in the order of these imports.
 # isort: off
 from regard.cli import show, check, variants, ablate, compare, ladder, bench, train, inference, export  # noqa: F401
 

@@ -25,8 +25,8 @@ def ablate(
         experiment_option(
             "--rows",
             metavar="ROWS",
-            help="Variants to compare: all, table (52 rows), a group such as activation, or names separated by commas. "
-            "Name your own as module:function.",
+            help="Variants to compare: all, table (the 52 rows of Narang et al. 2021), a group such as activation, or "
+            "names separated by commas; module:function for a variant of your own.",
         ),
     ] = "all",
     variants: Annotated[
@@ -34,36 +34,36 @@ def ablate(
         experiment_option("--variant", metavar="NAME", help="Apply this variant to the base model. Repeatable."),
     ] = None,
     seeds: Annotated[
-        int, experiment_option(metavar="N", help="Number of runs per variant; the base model has three times as many.")
+        int, experiment_option(metavar="N", help="Number of seeds per variant; the base model has three times as many.")
     ] = 3,
     time: Annotated[
         str | None,
         experiment_option(
             "--time",
             metavar="TIME",
-            help="Instead of --steps: train the base model for this time, such as 20s or 5m, and every variant for the "
+            help="Instead of --steps: train the base model for this long, e.g. 20s or 5m, and every variant for the "
             "same number of steps.",
         ),
     ] = None,
     match: Annotated[
         str,
         experiment_option(
-            help="parameters or compute: adjust the hidden width of every variant until it has as many parameters or "
-            "FLOPs as the base model. none: keep the width."
+            help="Adjust the feed-forward width of every variant so that it has as many parameters (parameters) or "
+            "FLOPs (compute) as the base model; none keeps the width."
         ),
     ] = "none",
     out: Annotated[
-        str | None, typer.Option(metavar="DIR", help="The folder of this ablation, new or existing (required).")
+        str | None, typer.Option(metavar="DIR", help="Folder for the results, new or to be continued (required).")
     ] = None,
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:
-    """Measure what each modification is worth on your text: better, worse, or no measurable difference.
+    """Measure which modifications of a model help on your text.
 
     Every variant is the base model with one modification (see `regard variants`), trained in the same way with several
-    seeds. Without training text, a demo corpus of English numbers and dates with German translations is used. Finished
-    runs are not repeated: to continue after an interruption, run the same command again. The results are written to
-    table.html, table.md, table.json and results.jsonl in the folder.
+    seeds; it is better, worse, or not measurably different. Without training text, a demo corpus of English numbers and
+    dates with German translations is used. To continue after an interruption, run the same command again. The results
+    are written to table.html, table.md, table.json and results.jsonl in the folder given by --out.
     """
     if out is None:
         raise SpecError("--out", "is missing; name the folder of this ablation, such as --out runs/ablation")

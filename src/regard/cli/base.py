@@ -1,4 +1,4 @@
-"""The command-line app: its panels, shared options, error messages and exit codes."""
+"""The command-line app, and what all commands share: panels, options, error messages and exit codes."""
 
 import errno
 import io
@@ -20,11 +20,11 @@ if TYPE_CHECKING:
 
     from regard.planner.threads import Kind
 
-TRAIN, USE, STUDY, INSIDE, SHIP = "Train", "Use", "Study", "Look inside", "Ship"
+TRAIN, USE, STUDY, INSIDE, SHIP = "Train", "Use", "Study", "Look inside", "Ship"  # panels of commands
 
 app = typer.Typer(
     name="regard",
-    help="The Transformer that people train themselves: train it, change it, prove the change, see inside it, ship it.",
+    help="Train Transformers on your own text, change them, measure the change, look inside and deploy them.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -36,17 +36,17 @@ COMPUTE, PRINT = "Computation", "Messages"  # panels of options
 compute_option = partial(typer.Option, rich_help_panel=COMPUTE)
 print_option = partial(typer.Option, rich_help_panel=PRINT)
 
-AsJson = Annotated[bool, print_option("--json", help="Print one JSON document to standard output.")]
-Device = Annotated[str, compute_option(help="auto, cpu, cuda or mps.")]
+AsJson = Annotated[bool, print_option("--json", help="Print the result as one JSON document to standard output.")]
+Device = Annotated[str, compute_option(help="Device to compute on: auto, cpu, cuda or mps.")]
 Quiet = Annotated[bool, print_option("--quiet", "-q", help="Print only errors.")]
 TrustCode = Annotated[
     bool,
     compute_option(
-        "--trust-code", help="Allow parts named module:Class to be imported, including from the current folder."
+        "--trust-code", help="Allow code named as module:name to be imported and run, also from the current folder."
     ),
 ]
-Plain = Annotated[bool, compute_option("--plain", help="Use the plain PyTorch modules without fused kernels; slower.")]
-RecipeFile = Annotated[Path | None, typer.Argument(metavar="[RECIPE]", help="A .toml or .json recipe.")]
+Plain = Annotated[bool, compute_option("--plain", help="Use plain PyTorch modules instead of fused kernels; slower.")]
+RecipeFile = Annotated[Path | None, typer.Argument(metavar="[RECIPE]", help="Recipe: a .toml or .json file.")]
 Quantize = Annotated[
     str | None,
     compute_option(
@@ -57,22 +57,21 @@ Threads = Annotated[
     int | None,
     compute_option(
         min=1,
-        help="Number of CPU threads. Default: 1 for a small model, otherwise the fastest number measured on this "
-        "machine.",
+        help="Number of CPU threads. Default: the fastest number, as measured by `regard train` on this machine.",
     ),
 ]
 
 
 class Interrupted(BaseException):
-    """Raised on Ctrl-C instead of KeyboardInterrupt, whose exit code depends on the version of typer."""
+    """Raised on Ctrl-C. The exit code of KeyboardInterrupt would depend on the version of typer."""
 
 
 def main() -> None:
-    """Run the command line.
+    """Run the command in `sys.argv`, and exit.
 
     An error that the user can correct, a full disk and a lack of memory give one sentence on stderr and exit code 2.
-    Ctrl-C gives exit code 130. If the reader of the output closes it (`| head`), the command ends without a message and
-    with exit code 141, as the shell reports SIGPIPE.
+    Ctrl-C gives exit code 130. If the reader of the output closes the pipe (as `| head` does), there is no message, and
+    the exit code is 141, as shells report SIGPIPE.
     """
     signal.signal(signal.SIGINT, _interrupt)
     _write_utf8()
@@ -125,12 +124,12 @@ def _check_arguments(words: list[str]) -> None:
     for word in words:
         try:
             word.encode("utf-8")
-        except UnicodeEncodeError:  # JSON could not store it
+        except UnicodeEncodeError:  # JSON could not store the name
             raise SpecError("", f"the argument {word!a} is not UTF-8; rename the file") from None
 
 
 def _write_utf8() -> None:
-    """Use UTF-8 for output to files and pipes, independent of the locale. A terminal keeps its own encoding."""
+    """Write output to files and pipes in UTF-8, whatever the locale. Output to a terminal keeps its encoding."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             encoding = stream.encoding if stream.isatty() else "utf-8"
@@ -138,7 +137,7 @@ def _write_utf8() -> None:
 
 
 def _system_error(error: OSError) -> int:
-    """Print one sentence about an error of the operating system, and return the exit code."""
+    """Print one sentence about an operating system error, and return the exit code."""
     if error.errno == errno.EPIPE:
         _discard_output()
         return 141
@@ -153,7 +152,7 @@ def _system_error(error: OSError) -> int:
 
 
 def _discard_output() -> None:
-    """Discard buffered output, because Python would try to write it at exit and fail again."""
+    """Discard buffered output, because writing it at exit would fail again."""
     with suppress(OSError, ValueError):  # if stdout is not a file
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
@@ -168,19 +167,19 @@ _warnings = CountedWarnings(lambda sentence: complain(f"warning: {sentence}"))
 
 
 def warn(sentence: str) -> None:
-    """Print a warning on stderr. Of similar warnings, print only the first, and the number of the others at the end."""
+    """Print a warning on stderr. Later ones like it are only counted; their number is printed at the end."""
     _warnings(sentence)
 
 
 def console(stderr: bool = False, width: int | None = None) -> "Console":
-    """Return a rich console that prints text from users unchanged: `:cat:` does not become an emoji."""
+    """Return a rich console without emoji and highlighting, which would change text from users (`:cat:`)."""
     from rich.console import Console
 
     return Console(stderr=stderr, width=width, emoji=False, highlight=False)
 
 
 def print_json(value: Any) -> None:
-    """Print a value as the single JSON document of `--json`."""
+    """Print a value to standard output as JSON; a command with `--json` prints only this."""
     print(json.dumps(value, indent=2, ensure_ascii=False))
 
 
@@ -191,10 +190,11 @@ def set_threads(
     run: Path | None = None,
     parameters: int | None = None,
 ) -> None:
-    """Set the number of CPU threads: `threads`, the number with which `run` was trained, or the best for this machine.
+    """Set the number of CPU threads of torch.
 
-    The best number is measured only before training, which takes long enough to be worth it. `parameters` is the size
-    of the model that decodes. An environment variable for the number of threads has priority over an automatic choice.
+    The number is `threads` if given, else that with which training in the folder `run` began, else the fastest for
+    training or decoding (`kind`) with a model of `parameters` parameters. It is measured only before training, because
+    measuring takes seconds. If an environment variable sets the number, only `threads` replaces it.
     """
     from regard.planner.threads import for_decoding, for_training, recorded, set_by_user
 
@@ -209,7 +209,7 @@ def set_threads(
 
 
 def _on_cpu(device: str) -> bool:
-    # An invalid name raises an error later, when the device is used.
+    # An invalid device name raises an error later, when the device is used.
     if device != "auto":
         return device == "cpu"
     import torch

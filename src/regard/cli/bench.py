@@ -1,4 +1,4 @@
-"""The command `bench`: benchmarks against other libraries."""
+"""The command `bench`: compare the speed of regard with that of other libraries."""
 
 import sys
 from typing import TYPE_CHECKING, Annotated
@@ -17,9 +17,9 @@ ENOUGH_ROUNDS = 10
 
 @app.command(rich_help_panel=STUDY)
 def bench(
-    task: Annotated[str, typer.Argument(metavar="TASK", help="train or decode.")],
+    task: Annotated[str, typer.Argument(metavar="TASK", help="What to measure: train or decode.")],
     shape: Annotated[
-        str, typer.Option(metavar="NAME", help="Size of the model: small, base or big, or tiny to try the command.")
+        str, typer.Option(metavar="NAME", help="Model size: small, base or big; tiny is for trying out the command.")
     ] = "small",
     against: Annotated[
         str | None,
@@ -38,12 +38,13 @@ def bench(
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:
-    """Compare the speed of regard with that of other libraries, on the same model and sentences.
+    """Compare the speed of regard with that of other libraries.
 
-    The libraries take short turns in many rounds. Speed is the number of
-    tokens, without padding, per CPU second on a CPU or per second on a GPU.
-    The ratio to the fastest other library is computed in every round. The
-    median and the 95 % interval of this ratio are printed.
+    In each of many rounds, every library runs the same model on the same
+    sentences for a short time. Speed is the number of tokens (without padding)
+    per second of CPU time, or on a GPU per second of elapsed time. In every
+    round, the speed is divided by that of the fastest other library. The median
+    of the ratios and its 95 % interval are printed.
     """
     if task not in TASKS:
         raise SpecError("TASK", f"unknown task {task!r}; {nearest(task, TASKS)}")
@@ -66,7 +67,7 @@ def bench(
         raise SpecError("--device", f"benchmarks run on {' or '.join(DEVICES)}, not on {where.type}")
     set_threads(threads)
     for peer in () if quiet else missing:
-        warn(f"{peer.title} is not installed and left out; {peer.install}")
+        warn(f"{peer.title} is not installed, so it is left out; {peer.install}")
     report = run(task, shape, peers, rounds, smoothing, where, (lambda _: None) if quiet else progress)
     if as_json:
         print_json(report.json() | {"missing": [peer.name for peer in missing]})

@@ -1,4 +1,4 @@
-"""The command `check`: test a part of a model against the laws."""
+"""The command `check`: test whether a part of a model keeps the laws of a Transformer, such as causality."""
 
 import json
 from dataclasses import asdict
@@ -16,34 +16,39 @@ if TYPE_CHECKING:
 @app.command(rich_help_panel=STUDY)
 def check(
     part: Annotated[
-        str, typer.Argument(metavar="MODULE:PART", help="A spec class or instance, or the kind of a built-in part.")
+        str,
+        typer.Argument(
+            metavar="MODULE:PART",
+            help="The part to check: module:name of a class (or instance) of yours, or the name of a built-in part, "
+            "such as rms_norm.",
+        ),
     ],
     law: Annotated[list[str] | None, typer.Option("--law", help="Test only this law. Repeatable.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the result as one JSON object.")] = False,
 ) -> None:
-    """Test a part in tiny models, and report for each law whether the part keeps or breaks it.
+    """Test a part of a model against the laws of a Transformer.
 
-    The exit code is 1 if a law is broken. MODULE may be in the current folder. It is
-    imported, so check only code that you trust.
+    The laws are tested on tiny models that contain the part. The exit code is 1 if a law is broken.
+    MODULE may be a file in the current folder. It is imported, so check only code that you trust.
 
     \b
     causality   no output depends on a later token
     padding     padding changes neither outputs nor loss
-    packing     outputs of packed sequences equal those of separate rows
-    steps       decoding step by step equals one parallel pass
+    packing     outputs of sequences packed into one row equal those of separate rows
+    steps       decoding token by token equals one parallel pass
     ragged      decoding is correct for prompts of unequal length
-    beams       the score of a beam equals that of its tokens in one pass
+    beams       the score of a beam equals that of its tokens in one parallel pass
     batch       the output of a row does not depend on the other rows
-    positions   order matters if and only if a part depends on it
-    inspection  a trace changes no output; attention weights sum to one
-    records     a model saved as JSON loads as the same model; wrong keys fail
-    parameters  every parameter gets a gradient; counts are exact
-    storage     no tensor is stored twice; saving and loading are exact
-    kernels     every attention kernel equals the reference, or rejects the input
-    fast        the fast form of a model gives the same results as the plain one
-    compile     torch.compile traces the loss as one graph with an equal value
-    build       other depths, widths and heads work, or an error names the field
-    """  # noqa: D301  # click wants the character itself
+    positions   token order matters if and only if a part declares that it does
+    inspection  recording attention weights changes no output; they sum to one
+    records     a model spec saved as JSON loads unchanged; misspelt keys are errors
+    parameters  every parameter gets a gradient; parameter counts are exact
+    storage     no tensor is stored twice; saved weights load exactly
+    kernels     every attention kernel equals the reference, or refuses the input
+    fast        fused kernels give the same results as plain PyTorch modules
+    compile     torch.compile captures the loss as one graph, with an equal value
+    build       other depths, widths and head counts work, or an error names the field
+    """  # noqa: D301  # click needs the character itself
     from regard.testing import LAWS
     from regard.testing import check as try_laws
 
@@ -63,7 +68,7 @@ def _import_part(name: str) -> Any:
     if ":" in name:
         return load(name)
     if name not in PARTS:
-        raise SpecError("", f"{name!r} is neither module:Part nor the kind of a built-in part; {nearest(name, PARTS)}")
+        raise SpecError("", f"{name!r} is neither module:name nor a built-in part; {nearest(name, PARTS)}")
     return PARTS[name]
 
 
@@ -83,7 +88,7 @@ def _print_report(report: "Report") -> None:
     screen = console()
     screen.print(table)
     for model, reason in {v.model: v.detail for v in report.verdicts if v.outcome == "refused"}.items():
-        screen.print(f"- {model} was refused: {reason}", markup=False)
+        screen.print(f"- {model} cannot be built with this part: {reason}", markup=False)
     for verdict in report.broken:
         screen.print(f"! {verdict.law} in {verdict.model}: {verdict.detail}", markup=False)
     kept = sum(verdict.outcome == "kept" for verdict in report.verdicts)

@@ -1,4 +1,4 @@
-"""The command `compare`: show several runs side by side."""
+"""The command `compare`: compare several training runs in a table."""
 
 from pathlib import Path
 from typing import Annotated
@@ -11,16 +11,17 @@ from regard.cli.options import command
 
 @command(STUDY)
 def compare(
-    runs: Annotated[list[str], typer.Argument(metavar="RUN RUN...", help="The folders of two or more runs.")],
+    runs: Annotated[list[str], typer.Argument(metavar="RUN RUN...", help="Folders of two or more training runs.")],
     plot: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Plot the validation curves: .png, .svg or .html.")
+        Path | None, typer.Option(metavar="FILE", help="Plot the validation curves into this .png, .svg or .html file.")
     ] = None,
     trust_code: TrustCode = False,
     as_json: AsJson = False,
 ) -> None:
-    """Compare runs: recipes (only what differs), sizes, validation curves, best scores, speed and time.
+    """Compare training runs with each other.
 
-    Runs that are still training are compared with the values logged so far.
+    The table shows where the recipes differ, and model sizes, validation curves, best scores, speed and training time.
+    For a run that is still training, the values logged so far are used.
     """
     from regard.runs.compare import compare as compare_runs
 
@@ -33,4 +34,4 @@ def compare(
     screen = console()
     screen.print(comparison.table())
     if plot is not None:
-        screen.print(f"{plot} shows the validation curves.", markup=False, soft_wrap=True)
+        screen.print(f"Validation curves: {plot}", markup=False, soft_wrap=True)

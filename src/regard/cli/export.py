@@ -1,4 +1,4 @@
-"""The command `export`: convert a run to the format of another engine."""
+"""The command `export`: convert a trained model to the format of another inference engine."""
 
 from pathlib import Path
 from typing import Annotated
@@ -13,7 +13,7 @@ from regard.cli.options import Average
 @app.command(rich_help_panel=SHIP)
 def export(
     run: RunArgument,
-    to: Annotated[str, typer.Option(help="Format: ctranslate2.")] = "ctranslate2",
+    to: Annotated[str, typer.Option(help="Format to convert to: ctranslate2.")] = "ctranslate2",
     quantize: Quantize = None,
     out: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Output folder. Default: RUN/exports/ctranslate2-TYPE.")
@@ -24,13 +24,13 @@ def export(
     as_json: AsJson = False,
     trust_code: TrustCode = False,
 ) -> None:
-    """Convert a run to the format of another engine, and verify its outputs.
+    """Convert a trained model for another inference engine, and verify it.
 
-    Both engines translate texts from the validation set. The number of equal
-    outputs and the largest difference between log-probabilities are printed
-    and stored in regard.json. If a float export differs by more than rounding,
-    the command fails (exit code 2) and leaves no files. If the engine does not
-    support a part of the model, the error names this part.
+    regard and the other engine translate texts from the validation set. The
+    number of equal outputs and the largest difference of log-probabilities are
+    printed, and stored in regard.json. If a float32 or float16 export differs by
+    more than rounding, the command fails (exit code 2) and leaves no files. If
+    the engine does not support a part of the model, the error names this part.
     """
     from regard.inference.export import Check, sentence
     from regard.runs.trained_model import load

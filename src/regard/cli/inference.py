@@ -1,4 +1,4 @@
-"""The commands that use a run: `translate`, `generate`, `classify`, `score` and `evaluate`."""
+"""The commands that use a trained model: `translate`, `generate`, `classify`, `score` and `evaluate`."""
 
 import errno
 import json
@@ -22,10 +22,13 @@ if TYPE_CHECKING:
     from regard.inference.text import Output
     from regard.runs.trained_model import TrainedModel
 
-LINES, AHEAD = 32, 32  # lines per batch, and batches that are read together and sorted by length
-RunArgument = Annotated[str, typer.Argument(metavar="RUN", help="The folder of a run.")]
+LINES, AHEAD = 32, 32  # lines per batch; batches that are read at once and sorted by length
+RunArgument = Annotated[str, typer.Argument(metavar="RUN", help="Folder of a training run.")]
 RunsArgument = Annotated[
-    list[str], typer.Argument(metavar="RUN... [FILE]", help="One run, or several as an ensemble, and the file to read.")
+    list[str],
+    typer.Argument(
+        metavar="RUN... [FILE]", help="Folder of a training run, or several as an ensemble; then the file to read."
+    ),
 ]
 Stream = Annotated[
     bool, typer.Option("--stream", help="Print each token as it is generated; needs beam size 1 or sampling.")
@@ -39,7 +42,7 @@ def translate(
     loading: Loading,
     stream: Stream = False,
     engine: Annotated[
-        str, compute_option(help="native or ctranslate2. The latter exports the run to RUN/exports on first use.")
+        str, compute_option(help="Inference engine: native, or ctranslate2 (RUN is exported on first use).")
     ] = "native",
     quantize: Quantize = None,
     workers: Annotated[
@@ -53,9 +56,8 @@ def translate(
 ) -> None:
     """Translate a file or standard input, line by line.
 
-    With --n-best N, N lines are printed for every input line. By default, the search settings are those of the recipe
-    (decode).
-    An input that is longer than the training texts is truncated, with a warning.
+    With --n-best N, N lines are printed for every input line. Search settings that you do not give are those of the
+    recipe (section decode). An input with more tokens than data.max_len in the recipe is truncated, with a warning.
     """
     from regard.runs.decode import text_decoder
     from regard.runs.workers import Workers, task_of
@@ -71,15 +73,15 @@ def translate(
     device = loading.device
     if workers is not None or engine != "native":
         if device not in {"auto", "cpu"}:
-            what = "--workers are processes" if processes else f"the engine {engine!r} computes"
-            raise SpecError("--device", f"{what} on the CPU, not on {device!r}; leave it out")
+            what = "--workers compute" if processes else f"the engine {engine!r} computes"
+            raise SpecError("--device", f"{what} on the CPU, not on {device!r}; leave out --device")
         device = "cpu"
     loaded = [loading.load(path, device, mapped=processes) for path in paths]
     loading.set_threads(max(run.parameters for run in loaded), device)
     for run in loaded:
         run.check_command("translate")
     if stream and (engine != "native" or quantize is not None):
-        raise SpecError("--stream", f"the engine {engine!r} returns only whole outputs; leave it out")
+        raise SpecError("--stream", f"the engine {engine!r} returns only whole outputs; leave out --stream")
     decoder = text_decoder(
         loaded,
         **given(decoding),
@@ -101,28 +103,28 @@ def translate(
 
 
 def _check_workers(stream: bool, threads: int | None) -> None:
-    """Raise an error for options that `--workers` would ignore."""
+    """Raise an error for options that have no effect with `--workers`."""
     if stream:
         raise SpecError(
-            "--stream", "prints one text at a time, but --workers translate several at once; leave one of them out"
+            "--stream", "prints one text at a time, but --workers translate several at once; leave out one of the two"
         )
     if threads is not None:
-        raise SpecError("--threads", "each of the --workers has one thread; leave it out")
+        raise SpecError("--threads", "each of the --workers has one thread; leave out --threads")
 
 
 def _check_stream(batch_size: int | None, as_json: bool) -> None:
-    """Raise an error for options that `--stream` would ignore."""
+    """Raise an error for options that have no effect with `--stream`."""
     if as_json:
         raise SpecError(
             "--stream",
-            "prints tokens as they are generated, but --json prints one document at the end; leave one of them out",
+            "prints tokens as they are generated, but --json prints one document at the end; leave out one of the two",
         )
     if batch_size is not None:
-        raise SpecError("--batch-size", "--stream decodes one line at a time; leave it out")
+        raise SpecError("--batch-size", "--stream decodes one line at a time; leave out --batch-size")
 
 
 def _print_outputs(outputs: "Iterable[list[Output]]", as_json: bool, whole: bool = False) -> None:
-    """Print each output on a line as soon as it is available; `whole` keeps the line feeds inside outputs."""
+    """Print each output as soon as it is available. Line feeds inside an output become spaces unless `whole` is set."""
     if as_json:
         print_json([[_output_record(output) for output in best] for best in outputs])
         return
@@ -140,16 +142,17 @@ def generate(
     batch_size: BatchSize = None,
     as_json: AsJson = False,
 ) -> None:
-    r"""Continue prompts with a language model: from --prompt, or from a file or standard input (-), line by line.
+    r"""Continue prompts with a language model.
 
-    Continuations are sampled, unless --beam or the recipe (decode) selects beam search. Write \n for a line
-    feed in --prompt. A prompt that is too long is truncated at its beginning, with a warning.
+    The prompts are those of --prompt, or the lines of a file or of standard input (-). Continuations are sampled,
+    unless --beam or the recipe (section decode) selects beam search. In --prompt, \n stands for a line feed. If a
+    prompt is too long, only its end is read, with a warning.
     """
     from regard.runs.decode import text_decoder
 
     paths, file = _runs_and_file(runs)
     if prompt and file is not None:
-        raise SpecError("--prompt", f"the prompts of {file} would be ignored; give one of the two")
+        raise SpecError("--prompt", f"cannot be combined with the prompts in {file}; give one of the two")
     if stream:
         _check_stream(batch_size, as_json)
     loaded = [loading.load(path) for path in paths]
@@ -172,12 +175,12 @@ def classify(
     run: RunArgument,
     loading: Loading,
     file: Annotated[
-        str | None, typer.Argument(metavar="[FILE]", help="One text per line. Default: standard input.")
+        str | None, typer.Argument(metavar="[FILE]", help="File of texts, one per line. Default: standard input.")
     ] = None,
     batch_size: BatchSize = None,
     as_json: AsJson = False,
 ) -> None:
-    """Print the predicted class of each line of a file or standard input."""
+    """Print the predicted class of each line of a file or of standard input."""
     loading.set_threads()
     loaded, size = loading.load(run), batch_size or LINES
     loaded.check_command("classify")
@@ -194,34 +197,35 @@ def classify(
 def score(
     run: RunArgument,
     loading: Loading,
-    source: Annotated[str | None, typer.Option(metavar="FILE", help="Source text, for a translator.")] = None,
-    target: Annotated[str | None, typer.Option(metavar="FILE", help="Text to score.")] = None,
+    source: Annotated[str | None, typer.Option(metavar="FILE", help="File of source texts, for a translator.")] = None,
+    target: Annotated[str | None, typer.Option(metavar="FILE", help="File of texts to score, one per line.")] = None,
     outputs: Annotated[
         str | None,
         typer.Option(
-            metavar="FILE", help="Outputs to score token by token, from `regard translate --json` or `generate --json`."
+            metavar="FILE",
+            help="File of outputs to score token by token, written by `translate --json` or `generate --json`.",
         ),
     ] = None,
     batch_size: BatchSize = None,
     as_json: AsJson = False,
 ) -> None:
-    """Print the log-probability of each line: of a target given its source, of a text, or of an output.
+    """Print the log-probability of each text.
 
-    A text is split by the tokenizer, and its end-of-text token is also scored. An output (--outputs) is scored with
-    the tokens that were generated. A language model trained on one stream of text scores each line as if it followed a
-    line feed.
+    A translation is scored given its source. The end-of-text token is scored, too. For outputs (--outputs), the tokens
+    that were generated are scored; other text is tokenized. A language model trained on continuous text (a stream)
+    scores each line as if it followed a line feed.
     """
     from regard.data.text import ParallelFiles
 
     loading.set_threads()
     loaded, size = loading.load(run), batch_size or LINES
-    if loaded.command == "classify":  # before waiting for text
+    if loaded.command == "classify":  # refuse before waiting for input
         loaded.check_command("score")
     pieces: Iterable[tuple[int, Sequence[Any]]]
     if outputs is not None:
         for name, file in (("--source", source), ("--target", target)):
             if file is not None:
-                raise SpecError(name, "--outputs contains the sources and the outputs; leave it out")
+                raise SpecError(name, f"--outputs contains the sources and the outputs; leave out {name}")
         pieces = [(0, _outputs(outputs))]
     elif loaded.command == "translate":
         if source is None or target is None:
@@ -248,18 +252,20 @@ def score(
 class Evaluation:
     """The options of `evaluate`, as in `regard.runs.options.EvaluationOptions`."""
 
-    source: Annotated[str | None, typer.Option(metavar="FILE", help="Test text to translate.")] = None
-    reference: Annotated[str | None, typer.Option(metavar="FILE", help="Reference translation of the source.")] = None
-    tsv: Annotated[str | None, typer.Option(metavar="FILE", help="Tab-separated source and reference.")] = None
-    text: Annotated[str | None, typer.Option(metavar="FILE", help="Test text for a language model.")] = None
-    labelled: Annotated[str | None, typer.Option(metavar="FILE", help="Labelled test text for a classifier.")] = None
+    source: Annotated[str | None, typer.Option(metavar="FILE", help="File of test texts to translate.")] = None
+    reference: Annotated[str | None, typer.Option(metavar="FILE", help="File of reference translations.")] = None
+    tsv: Annotated[str | None, typer.Option(metavar="FILE", help="File of tab-separated source and reference.")] = None
+    text: Annotated[str | None, typer.Option(metavar="FILE", help="File of test text for a language model.")] = None
+    labelled: Annotated[str | None, typer.Option(metavar="FILE", help="File of tab-separated label and text.")] = None
     against: Annotated[
-        str | None, typer.Option(metavar="RUN", help="Another run, or a file of its outputs, to compare with.")
+        str | None, typer.Option(metavar="RUN", help="Compare with another run, or with a file of its outputs.")
     ] = None
     metrics: Annotated[
         list[str] | None,
         typer.Option(
-            "--metric", metavar="NAME", help="Compute this metric: bleu, chrf, rougeL, module:Class, ... Repeatable."
+            "--metric",
+            metavar="NAME",
+            help="Metric to compute: bleu, chrf, rougeL, ..., or module:Class for a metric of your own. Repeatable.",
         ),
     ] = None
     samples: Annotated[
@@ -273,7 +279,7 @@ class Evaluation:
         typer.Option(
             min=1,
             metavar="N",
-            help="For a language model: tokens between the starts of windows. Default: half a window.",
+            help="For a language model: tokens between the starts of two context windows. Default: half a window.",
         ),
     ] = None
     batch_size: BatchSize = None
@@ -281,17 +287,17 @@ class Evaluation:
 
 @command(USE)
 def evaluate(
-    run: Annotated[str, typer.Argument(metavar="RUN", help="The folder of a run, or a file of its outputs.")],
+    run: Annotated[str, typer.Argument(metavar="RUN", help="Folder of a training run, or a file of its outputs.")],
     loading: Loading,
     evaluation: Evaluation,
     as_json: AsJson = False,
 ) -> None:
-    """Measure the quality of a run on test text.
+    """Measure the quality of a trained model on test text.
 
-    The default metrics are BLEU, chrF and TER (with signatures), exact match and perplexity for a translator, accuracy
-    and the Matthews correlation for a classifier, and loss, perplexity and bits per byte for a language model.
+    The default metrics are, for a translation model: BLEU, chrF and TER (with signatures), exact match and perplexity;
+    for a classifier: accuracy and Matthews correlation; for a language model: loss, perplexity and bits per byte.
 
-    With --against, a paired bootstrap tests whether two runs differ by more than chance.
+    With --against, a paired bootstrap tests whether the two models differ by more than chance.
     """
     from regard.runs.evaluate import evaluate as evaluate_options
     from regard.runs.trained_model import load
@@ -319,14 +325,14 @@ def _print_fact(name: str, value: Any, indent: str = "") -> None:
 
 
 def _runs_and_file(arguments: list[str]) -> tuple[list[str], str | None]:
-    """Return the folders of runs and the input file; the last argument is a file if it is not a folder."""
+    """Return (run folders, input file or None). The last of several arguments is a file if it is not a folder."""
     if len(arguments) > 1 and not Path(arguments[-1]).is_dir():
         return arguments[:-1], arguments[-1]
     return arguments, None
 
 
 def _outputs(file: str) -> "list[Output]":
-    """Return all outputs in a document that `translate --json` or `generate --json` printed."""
+    """Read a file written by `translate --json` or `generate --json`, and return all of its outputs in one list."""
     from regard.inference.text import Output
 
     try:
@@ -364,12 +370,12 @@ def _output_record(output: "Output") -> dict[str, Any]:
 
 
 def _number(value: float) -> float | None:
-    """Return a number for JSON; infinity and NaN become None."""
+    """Return the value, or None for infinity and NaN, which JSON cannot store."""
     return value if math.isfinite(value) else None
 
 
 def _write(text: str) -> None:
-    """Write to standard output without buffering."""
+    """Write text to standard output and flush it."""
     if sys.stdout is None:  # standard output is closed
         raise OSError(errno.EBADF, os.strerror(errno.EBADF))
     sys.stdout.write(text)
@@ -377,7 +383,7 @@ def _write(text: str) -> None:
 
 
 def _stream(texts: Iterable[Iterator[str]], whole: bool = False) -> None:
-    """Print each text while it is generated; `whole` keeps the line feeds inside texts."""
+    """Print each text while it is generated. Line feeds inside a text become spaces unless `whole` is set."""
     for pieces in texts:
         for piece in pieces:
             _write(piece if whole else piece.replace("\n", " "))

@@ -1,4 +1,4 @@
-"""Read lines from a file or standard input, in batches that are smaller if the writer is slow."""
+"""Read lines from a file or standard input in batches. A batch ends early if the lines arrive slowly."""
 
 import os
 import queue
@@ -12,8 +12,8 @@ from typing import BinaryIO
 
 from regard.errors import DataError
 
-PAUSE = 0.1  # seconds without a new line, after which a partial batch is processed
-PATIENCE = 1.0  # seconds after which a partial batch is processed even if more lines arrive
+PAUSE = 0.1  # seconds without a new line, at which a batch ends
+PATIENCE = 1.0  # seconds after its first line, at which a batch ends even if more lines arrive
 
 
 def lines_of(file: str | None) -> Iterator[str]:
@@ -25,17 +25,17 @@ def lines_of(file: str | None) -> Iterator[str]:
     if sys.stdin is None:  # Python sets it to None if it is closed
         raise DataError("standard input is closed; name a file, or pipe text to the command")
     stream: BinaryIO = sys.stdin.buffer
-    with suppress(OSError):  # io.UnsupportedOperation, if it is not a file
+    with suppress(OSError):  # io.UnsupportedOperation, if sys.stdin is not a file
         # A separate buffer: Python could not exit while a thread waits for input in the buffer of sys.stdin.
         stream = open(stream.fileno(), "rb", closefd=False)  # noqa: SIM115
     return decoded_lines(stream, "standard input")
 
 
 def pieces_of(file: str | None, size: int) -> Iterator[tuple[int, list[str]]]:
-    """Yield batches of lines as pairs (index of the first line, lines), with at most `size` lines each.
+    """Yield (index of the first line, lines) for every batch of at most `size` lines.
 
     If the input is a terminal or a pipe, a batch also ends when no new line arrives, so that each typed line is
-    answered at once. An error in a line is raised after all lines before it have been yielded.
+    processed at once. If a line cannot be read, the error is raised after all lines before it have been yielded.
     """
     from regard.data.token_store import chunks
 
@@ -50,7 +50,7 @@ def pieces_of(file: str | None, size: int) -> Iterator[tuple[int, list[str]]]:
 
 
 def _until_failure(lines: Iterator[str], failed: list[Exception]) -> Iterator[str]:
-    """Yield the lines up to the first that cannot be read, and append its error to `failed`."""
+    """Yield lines until reading one of them fails, and append that error to `failed`."""
     try:
         yield from lines
     except Exception as error:  # raised again after the lines before it are processed
@@ -58,16 +58,16 @@ def _until_failure(lines: Iterator[str], failed: list[Exception]) -> Iterator[st
 
 
 def _pauses(file: str | None) -> bool:
-    """Return whether the input is a terminal, a pipe or a socket, whose writer can pause."""
+    """Return whether lines may arrive slowly, because the input is a terminal, a pipe or a socket."""
     try:
         status = os.fstat(sys.stdin.fileno()) if file in {None, "-"} else os.stat(file or "")
-    except (OSError, ValueError):  # missing or unreadable: reading it raises a precise error
+    except (OSError, ValueError):  # missing or unreadable: reading the file raises a precise error
         return False
     return not stat.S_ISREG(status.st_mode)
 
 
 def _as_they_come(lines: Iterator[str], size: int) -> Iterator[list[str]]:
-    """Yield lists of at most `size` lines; a list also ends when the writer pauses."""
+    """Yield lists of at most `size` lines. A list ends early after `PAUSE` or `PATIENCE` seconds."""
     arrived: queue.Queue[str | None] = queue.Queue(size)
 
     def read() -> None:

@@ -1,4 +1,4 @@
-"""The command `ladder`: compare the Transformer with its predecessors and with incomplete Transformers."""
+"""The command `ladder`: compare the Transformer with its predecessors, and with Transformers that lack one part."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -23,7 +23,7 @@ def ladder(
     quick: Annotated[
         bool,
         experiment_option(
-            "--quick", help="25 seconds per run and 2 runs per model of the ladder: under 10 minutes on 2 cores."
+            "--quick", help="Train every model for 25 seconds with each of 2 seeds: under 10 minutes on 2 CPU cores."
         ),
     ] = False,
     rungs: Annotated[
@@ -31,31 +31,32 @@ def ladder(
         experiment_option(
             "--rungs",
             metavar="RUNGS",
-            help="Models of the ladder to compare: all, or names separated by commas. The full Transformer is always "
-            "included.",
+            help="Models to compare: all, or names separated by commas, such as rnn,convs2s. The full Transformer is "
+            "always included.",
         ),
     ] = "all",
     seeds: Annotated[
         int | None,
-        experiment_option(metavar="N", help="Number of runs per model of the ladder. Default: 3, or 2 with --quick."),
+        experiment_option(metavar="N", help="Number of seeds per model. Default: 3, or 2 with --quick."),
     ] = None,
     seconds: Annotated[
-        float | None, experiment_option(metavar="S", help="Instead of --steps: training time of every run, in seconds.")
+        float | None, experiment_option(metavar="S", help="Instead of --steps: training time per model, in seconds.")
     ] = None,
     out: Annotated[
-        str, typer.Option(metavar="DIR", help="The folder of this ladder, new or existing.")
+        str, typer.Option(metavar="DIR", help="Folder for the results, new or to be continued.")
     ] = "runs/ladder",
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:
-    """Compare the Transformer with its predecessors, and without each of its parts, on equal budgets.
+    """Compare the Transformer with its predecessors, at equal cost.
 
     The models of the ladder are RNNs, convolutional models, Transformers without one part, and the full Transformer.
     All have the same number of parameters, and are trained on the same batches for the same number of steps or the same
-    time. The table shows translation quality, also by source length, training speed and path length for each model.
-    Without training text, a demo corpus of English numbers and dates with German translations is used. To continue
-    after an interruption, run the same command again. The results are written to ladder.html, ladder.md, ladder.json
-    and results.jsonl in the folder.
+    time. The table shows, for each model, its translation quality (also by source length), its training speed, and its
+    path length (the number of operations that must run one after another). Without training text, a demo corpus of
+    English numbers and dates with German translations is used. To continue after an interruption, run the same command
+    again. The results are written to ladder.html, ladder.md, ladder.json and results.jsonl in the folder given by
+    --out.
     """
     from regard.ablation import demo
     from regard.ablation.console import AblationConsole

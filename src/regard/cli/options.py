@@ -1,6 +1,7 @@
-"""Groups of options shared by several commands.
+"""Groups of command-line options that several commands share.
 
-A command with a parameter of one of these classes has all options of the class.
+A group is a dataclass with one field per option. A function decorated with `command` receives all options of a group in
+one parameter, whose type is the dataclass.
 """
 
 import inspect
@@ -16,7 +17,7 @@ from regard.cli.base import Device, Plain, Threads, TrustCode, app, compute_opti
 if TYPE_CHECKING:
     from regard.runs.trained_model import TrainedModel
 
-# Options by panel of the help.
+# Constructors of options, one for each panel of the help.
 data_option = partial(typer.Option, metavar="FILE", rich_help_panel="Training data")
 experiment_option = partial(typer.Option, rich_help_panel="Experiment")
 search_option = partial(typer.Option, rich_help_panel="Search")
@@ -25,9 +26,9 @@ output_option = partial(typer.Option, rich_help_panel="Constraints on the output
 
 
 def command(panel: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Return a decorator that adds a function to the command line.
+    """Return a decorator that makes a function a command, listed in `panel` of the help.
 
-    A parameter whose type is a group of options is replaced by the options of the group.
+    If a parameter of the function is a group of options, the command has the options of the group instead.
     """
 
     def register(function: Callable[..., None]) -> Callable[..., None]:
@@ -63,13 +64,13 @@ def command(panel: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
 
 
 def given(options: Any) -> dict[str, Any]:
-    """Return the options of a group that are not None, as keyword arguments for the function of the command."""
+    """Return the options of a group as keyword arguments, without those that are None."""
     return {name: value for name, value in asdict(options).items() if value is not None}
 
 
-Average = Annotated[int | None, compute_option(min=1, metavar="N", help="Average the last N checkpoints.")]
+Average = Annotated[int | None, compute_option(min=1, metavar="N", help="Use the average of the last N checkpoints.")]
 BatchSize = Annotated[
-    int | None, compute_option(min=1, help="Number of lines computed together; affects speed only. Default: 32.")
+    int | None, compute_option(min=1, help="Number of lines per batch; affects only speed and memory. Default: 32.")
 ]
 Change = Annotated[
     list[str] | None,
@@ -83,40 +84,42 @@ Change = Annotated[
 
 @dataclass(frozen=True)
 class PairFiles:
-    """The options for files of text pairs to train on."""
+    """The options for training files with pairs of source and target."""
 
-    source: Annotated[str | None, data_option(help="Source text, one sentence per line.")] = None
-    target: Annotated[str | None, data_option(help="The translation of the source, line by line.")] = None
+    source: Annotated[str | None, data_option(help="File with the source text, one sentence per line.")] = None
+    target: Annotated[str | None, data_option(help="File with the translation of the source, line by line.")] = None
     valid_source: Annotated[
-        str | None, data_option(help="Validation source. Default: a part of the training text.")
+        str | None, data_option(help="File with the validation source. Default: a part of the training text.")
     ] = None
-    valid_target: Annotated[str | None, data_option(help="The translation of the validation source.")] = None
-    tsv: Annotated[list[str] | None, data_option(help="Tab-separated source and target. Repeatable.")] = None
-    jsonl: Annotated[list[str] | None, data_option(help="JSON lines with source and target. Repeatable.")] = None
-    valid: Annotated[str | None, data_option(help="Validation file of the same format as the training file.")] = None
+    valid_target: Annotated[
+        str | None, data_option(help="File with the translation of the validation source, line by line.")
+    ] = None
+    tsv: Annotated[list[str] | None, data_option(help="File of tab-separated source and target. Repeatable.")] = None
+    jsonl: Annotated[list[str] | None, data_option(help="File of JSON lines: source and target. Repeatable.")] = None
+    valid: Annotated[str | None, data_option(help="Validation file in the format of the training file.")] = None
 
     def keywords(self) -> dict[str, Any]:
-        """Return the given files as keyword arguments for `regard.train`."""
+        """Return the files that are given, as keyword arguments for `regard.train`."""
         return {name: value for name, value in asdict(self).items() if value}
 
 
 @dataclass(frozen=True)
 class TextFiles(PairFiles):
-    """The options for files of pairs, plain text or labelled text to train on."""
+    """The options for training files with pairs of source and target, plain text or labelled text."""
 
-    text: Annotated[list[str] | None, data_option(help="Text for a language model. Repeatable.")] = None
-    labelled: Annotated[list[str] | None, data_option(help="Tab-separated label and text. Repeatable.")] = None
+    text: Annotated[list[str] | None, data_option(help="Text file, to train a language model. Repeatable.")] = None
+    labelled: Annotated[list[str] | None, data_option(help="File of tab-separated label and text. Repeatable.")] = None
 
 
 @dataclass(frozen=True)
 class Runs:
-    """The options of `ablate` and `ladder` that apply to all of their runs."""
+    """The options of `ablate` and `ladder` that apply to all of their training runs."""
 
     base: Annotated[
         str | None,
         experiment_option(
             metavar="PRESET",
-            help="The base model, with which all others are compared. Default: chosen to suit the text.",
+            help="Base model, with which all others are compared. Default: chosen to suit the text.",
         ),
     ] = None
     changes: Annotated[
@@ -127,24 +130,24 @@ class Runs:
             help="Change the recipe of the base model, such as model.d_model=64. Repeatable.",
         ),
     ] = None
-    steps: Annotated[int | None, experiment_option(metavar="N", help="Number of training steps per run.")] = None
+    steps: Annotated[int | None, experiment_option(metavar="N", help="Number of training steps per model.")] = None
     metric: Annotated[
         str | None,
         experiment_option(
             metavar="NAME",
-            help="A metric in addition to the loss, such as bleu, chrf, exact_match or rougeL.",
+            help="Metric in addition to the loss, such as bleu, chrf, exact_match or rougeL.",
         ),
     ] = None
     search_rates: Annotated[
         bool,
         experiment_option(
-            "--search-rates", help="First search for the best learning rate of every model, with equal effort."
+            "--search-rates", help="First try 0.5, 1 and 2 times the learning rate for every model; use the best."
         ),
     ] = False
     jobs: Annotated[
         int | None,
         compute_option(
-            min=1, metavar="N", help="Number of simultaneous runs. Default: one per GPU, or one per CPU core."
+            min=1, metavar="N", help="Number of models trained at once. Default: one per GPU, or one per CPU core."
         ),
     ] = None
     device: Device = "auto"
@@ -152,15 +155,15 @@ class Runs:
         int | None,
         compute_option(
             min=1,
-            help="Number of CPU threads per run. Default: the CPU cores divided by the number of simultaneous runs.",
+            help="Number of CPU threads per model. Default: the number of CPU cores divided by --jobs.",
         ),
     ] = None
     max_time: Annotated[
         str | None,
         compute_option(
             metavar="TIME",
-            help="Start no run that would end after this time, such as 90s, 30m or 2h. To continue, run the command "
-            "again.",
+            help="Time limit, such as 90s, 30m or 2h: a run that would not finish within it is not started. To "
+            "continue, run the command again.",
         ),
     ] = None
     trust_code: TrustCode = False
@@ -178,23 +181,26 @@ class Decoding:
     temperature: Annotated[float | None, sampling_option(help="Sampling temperature; lower is more conservative.")] = (
         None
     )
-    top_k: Annotated[int | None, sampling_option(help="Sample from the K most probable tokens.")] = None
+    top_k: Annotated[int | None, sampling_option(help="Top-k: sample only from the K most probable tokens.")] = None
     top_p: Annotated[
-        float | None, sampling_option(help="Sample from the smallest set of tokens with this total probability.")
+        float | None, sampling_option(help="Top-p: sample from the most probable tokens, up to this total probability.")
     ] = None
     min_p: Annotated[
         float | None,
-        sampling_option(help="Sample from tokens at least this probable, relative to the most probable one."),
+        sampling_option(
+            help="Min-p: sample only from tokens whose probability is at least this fraction of the most probable "
+            "token's."
+        ),
     ] = None
     seed: Annotated[int | None, sampling_option(min=0, help="Random seed for sampling.")] = None
-    min_len: Annotated[int, output_option(min=0, metavar="N", help="Minimum length in tokens.")] = 0
+    min_len: Annotated[int, output_option(min=0, metavar="N", help="Minimum length of an output, in tokens.")] = 0
     max_len: Annotated[
         int | None,
         output_option(
             min=1,
             metavar="N",
-            help="Maximum length in tokens. Default: 200 for generate; for translate, estimated from the training "
-            "text.",
+            help="Maximum length of an output, in tokens. Default: 200 for generate; for translate, computed from the "
+            "length of the source.",
         ),
     ] = None
     prefix: Annotated[str, output_option(help="Begin every output with this text.")] = ""
@@ -206,13 +212,13 @@ class Decoding:
         list[str] | None, output_option("--ban", metavar="WORD", help="A word that no output may contain. Repeatable.")
     ] = None
     no_repeat: Annotated[
-        int, output_option(min=0, metavar="N", help="Forbid repeated sequences of N tokens. 0 allows them.")
+        int, output_option(min=0, metavar="N", help="Never repeat a sequence of N tokens in an output; 0: no limit.")
     ] = 0
 
 
 @dataclass(frozen=True)
 class Loading:
-    """The options for loading a run, as in `regard.runs.options.LoadOptions`, and the number of CPU threads."""
+    """The options for loading a trained model, as in `regard.runs.options.LoadOptions`, and `--threads`."""
 
     average: Average = None
     device: Device = "auto"
@@ -225,12 +231,12 @@ class Loading:
         return {name: value for name, value in asdict(self).items() if name != "threads"}
 
     def load(self, path: str, device: str | None = None, mapped: bool = False) -> "TrainedModel":
-        """Return the trained model in the folder `path`, on `device`, or on that of `--device` if `device` is None."""
+        """Return the trained model in the folder `path`, on `device`; None means the device of `--device`."""
         from regard.runs.trained_model import load
 
         options: dict[str, Any] = self.keywords() | {"device": device or self.device}
         return load(path, **options, mapped=mapped)
 
     def set_threads(self, parameters: int | None = None, device: str | None = None) -> None:
-        """Set the number of CPU threads for decoding with a model of this number of parameters."""
+        """Set the number of CPU threads for decoding with a model of `parameters` parameters."""
         set_threads(self.threads, device=device or self.device, parameters=parameters)

@@ -1,4 +1,4 @@
-"""The command `show`: print a model or a run in detail."""
+"""The command `show`: print a model, or the recipe and the scores of a training run."""
 
 import json
 from dataclasses import asdict
@@ -19,20 +19,27 @@ if TYPE_CHECKING:
 @app.command(rich_help_panel=INSIDE)
 def show(
     model: Annotated[
-        str | None, typer.Argument(metavar="PRESET|RECIPE|RUN", help="A preset, a .toml or .json recipe, or a run.")
+        str | None,
+        typer.Argument(
+            metavar="PRESET|RECIPE|RUN",
+            help="The name of a preset, a .toml or .json recipe, or the folder of a training run.",
+        ),
     ] = None,
     change: Annotated[
         list[str] | None,
         typer.Option("--set", metavar="PATH=VALUE", help="Change a field, such as decoder.depth=3. Repeatable."),
     ] = None,
-    length: Annotated[int, typer.Option(min=1, help="Length of source and target in tokens, for the FLOPs.")] = 128,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    length: Annotated[
+        int, typer.Option(min=1, help="Length of source and target, in tokens, for which FLOPs are counted.")
+    ] = 128,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the result as one JSON object.")] = False,
     trust_code: TrustCode = False,
 ) -> None:
-    """Print a model as a tree, with its changes and the parameters and FLOPs per token of every part.
+    """Print a model, its changes, and the parameters and FLOPs of each part.
 
-    Without an argument, list the presets. For a run, print the recipe, the
-    scores and the SHA-256 of the weights.
+    A model is printed as a tree of parts, with the changes that --set or the
+    recipe makes to the preset. Without an argument, list the presets. For a
+    training run, print its recipe, its scores and the SHA-256 of its weights.
     """
     if model is None:
         _list_presets(as_json)
@@ -57,9 +64,9 @@ def show(
 
 
 def _show_run(path: str, changes: list[str], as_json: bool, trust_code: bool) -> None:
-    """Print the recipe of a run, its number of parameters, step and scores, and the SHA-256 of its weights."""
+    """Print the recipe, the number of parameters, the step, the scores and the SHA-256 of the weights of a run."""
     if changes:
-        raise SpecError("--set", "does not apply to a finished run; train another run with the change")
+        raise SpecError("--set", "does not apply to a training run; train a new one with the change")
     from regard.evaluation import baselines
     from regard.runs.trained_model import load
     from regard.training.checkpoint import RunFolder

@@ -1,4 +1,4 @@
-"""The commands `demo`, `train` and `resume`, and `cache` for the cache that they use."""
+"""The commands `demo`, `train` and `resume`, and `cache` for the cache of prepared training text."""
 
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from regard.runs.trained_model import TrainedModel
     from regard.training.trainer import Outcome
 
-# Options by panel of the help.
+# Constructors of options, one for each panel of the help.
 model_option = partial(typer.Option, rich_help_panel="Model and recipe")
 budget_option = partial(typer.Option, rich_help_panel="Steps and time")
 
@@ -32,7 +32,7 @@ MaxTime = Annotated[
 
 @command(TRAIN)
 def demo(
-    out: Annotated[Path | None, typer.Option(metavar="RUN", help="Save the run in this new folder.")] = None,
+    out: Annotated[Path | None, typer.Option(metavar="RUN", help="New folder for the training run.")] = None,
     language: Annotated[str, typer.Option(help="Target language: de, fr, es, it, nl, ...")] = "de",
     steps: Annotated[
         int | None, typer.Option(min=1, help="Number of training steps. Fewer steps are faster but give a worse model.")
@@ -41,7 +41,7 @@ def demo(
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:
-    """Train a small Transformer on this machine in about two minutes, and show its progress.
+    """Train a small Transformer on this machine in about two minutes.
 
     The model learns to translate English numbers, dates, times and amounts of money into German. It is then tested on
     values that do not occur in the training text in any form, and its attention weights are shown.
@@ -57,21 +57,21 @@ def demo(
 def train(
     files: TextFiles,
     recipe: RecipeFile = None,
-    out: Annotated[str | None, typer.Option(metavar="RUN", help="The new folder to train into (required).")] = None,
+    out: Annotated[str | None, typer.Option(metavar="RUN", help="New folder for the training run (required).")] = None,
     start: Annotated[
-        str | None, model_option("--from", metavar="RUN", help="Start from the weights of this run.")
+        str | None, model_option("--from", metavar="RUN", help="Fine-tune: start from the weights of this run.")
     ] = None,
     preset: Annotated[
         str | None,
-        model_option(metavar="NAME", help="A model listed by `regard show`. Default: chosen to suit the text."),
+        model_option(metavar="NAME", help="Model, as listed by `regard show`. Default: chosen to suit the text."),
     ] = None,
     variants: Annotated[
         list[str] | None,
         model_option(
             "--variant",
             metavar="NAME",
-            help="A modification listed by `regard variants`, or your own as module:function with --trust-code. "
-            "Repeatable.",
+            help="Modification of the model, as listed by `regard variants`, or module:function for one of your own "
+            "(with --trust-code). Repeatable.",
         ),
     ] = None,
     changes: Annotated[
@@ -88,7 +88,7 @@ def train(
         budget_option(
             "--time",
             metavar="TIME",
-            help="Time budget, such as 5m or 2h, to which the model, epochs and learning-rate schedule are fitted.",
+            help="Total training time, such as 5m or 2h, to which model, epochs and learning-rate schedule are fitted.",
         ),
     ] = None,
     max_time: MaxTime = None,
@@ -98,17 +98,17 @@ def train(
     no_cache: Annotated[
         bool,
         typer.Option(
-            "--no-cache", help="Do not read prepared text from the cache or store it there (see `regard cache`)."
+            "--no-cache", help="Neither read prepared text from the cache nor store it there (see `regard cache`)."
         ),
     ] = False,
     trust_code: TrustCode = False,
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:
-    """Train a model on your own text files, with its tokenizer, in one command.
+    """Train a model and its tokenizer on your own text files.
 
     Settings that you do not give are chosen to suit the text, and printed with their reasons. Everything is written to
-    one folder, which `regard translate`, `generate`, `classify` and `evaluate` use. `regard resume` continues a run
+    one folder, which `regard translate`, `generate`, `classify` and `evaluate` use. `regard resume` continues training
     that was stopped.
     """
     if out is None:
@@ -130,14 +130,14 @@ def train(
     )
     options = TrainingOptions(device, seconds(max_time), quiet or as_json, trust_code, not no_cache, plain)
     check_request(request)
-    set_threads(threads, "train", device)  # the first call measures the machine for some seconds
+    set_threads(threads, "train", device)  # on first use, this measures the speed of the machine for some seconds
     run, outcome = start_run(request, out, options)
     _finish(run, outcome, as_json, quiet)
 
 
 @command(TRAIN)
 def resume(
-    run: Annotated[str, typer.Argument(metavar="RUN", help="The folder of a run that was stopped.")],
+    run: Annotated[str, typer.Argument(metavar="RUN", help="Folder of a training run that was stopped.")],
     max_time: MaxTime = None,
     device: Device = "auto",
     threads: Threads = None,
@@ -146,7 +146,10 @@ def resume(
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:
-    """Continue a run that was killed, interrupted or out of time, exactly as if it had never stopped."""
+    """Continue training that was interrupted, as if it had not stopped.
+
+    Training may have been killed, interrupted by Ctrl-C or stopped by a time limit.
+    """
     set_threads(threads, "train", device, Path(run))
     from regard.runs.options import seconds
     from regard.runs.train import TrainingOptions, resume_run
@@ -158,16 +161,16 @@ def resume(
 
 @command(TRAIN)
 def cache(
-    clear: Annotated[bool, typer.Option("--clear", help="Empty the cache; existing runs keep their data.")] = False,
+    clear: Annotated[bool, typer.Option("--clear", help="Empty the cache; training runs keep their data.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Print where prepared text is cached and how large it is, or clear the cache.
+    """Print or clear the cache of prepared training text.
 
-    `regard train` stores prepared text in the cache and does not prepare the same text again, even if the file has
-    another name. The folder of the cache is REGARD_CACHE, or by default the folder regard in the cache folder of the
-    system (XDG_CACHE_HOME, ~/.cache). The size limit is REGARD_CACHE_SIZE (default: 20GB; 0 stores nothing). The least
-    recently used entry is removed first. The cache also contains compiled code and measurements of this machine, such
-    as the best number of threads.
+    `regard train` stores text that it has tokenized in the cache, and does not tokenize the same text again, even if
+    the file has another name. The environment variable REGARD_CACHE, if set, is the folder of the cache. Otherwise it
+    is the folder regard in the system's cache folder (XDG_CACHE_HOME, ~/.cache). REGARD_CACHE_SIZE is the size limit
+    (default: 20GB; 0 stores nothing); the least recently used entry is removed first. The cache also contains compiled
+    code and measurements of this machine, such as the fastest number of threads.
     """
     from regard.data.cache import FOLDER, SIZE, Cache
 
@@ -203,7 +206,7 @@ def _finish(run: "TrainedModel", outcome: "Outcome", as_json: bool, quiet: bool)
 
 
 def summary(run: "TrainedModel", outcome: "Outcome") -> dict[str, Any]:
-    """Return the JSON summary of a run: outcome, scores, size, SHA-256, and warnings about degenerate output."""
+    """Return the summary of a training run for JSON: outcome, scores, model size, and warnings about bad output."""
     from regard.evaluation.baselines import stored
     from regard.training import degenerate
     from regard.training.checkpoint import RunFolder

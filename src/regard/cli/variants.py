@@ -1,4 +1,4 @@
-"""The command `variants`: list the modifications of a model."""
+"""The command `variants`: list the modifications that can be made to a model."""
 
 from typing import Annotated
 
@@ -11,20 +11,20 @@ from regard.cli.base import STUDY, AsJson, TrustCode, app, console, print_json
 def variants(
     name: Annotated[
         list[str] | None,
-        typer.Argument(metavar="NAME", help="List only the named variants, with every field that each one changes."),
+        typer.Argument(metavar="NAME", help="List only these variants, with every field that they change."),
     ] = None,
     group: Annotated[
         str | None, typer.Option("--group", metavar="GROUP", help="List only this group, such as activation.")
     ] = None,
-    base: Annotated[str, typer.Option(metavar="PRESET", help="Base model.")] = "narang_base",
+    base: Annotated[str, typer.Option(metavar="PRESET", help="Preset to modify.")] = "narang_base",
     as_json: AsJson = False,
     trust_code: TrustCode = False,
 ) -> None:
-    """List the modifications: the 52 from Narang et al. 2021, and others from earlier and later papers.
+    """List the variants, which are modifications of a model from the literature.
 
-    The columns are the row in the table of Narang et al., the name, the group,
-    the number of parameters of the modified base model, and a description with
-    the paper.
+    The columns are the row number in the table of Narang et al. 2021 (1 to 52),
+    the name, the group, the number of parameters of the modified base model,
+    and a description with the paper.
     """
     from regard.presets import preset
     from regard.variants import described, select

@@ -1,4 +1,4 @@
-"""Fit a model and its batches to a text: vocabulary sizes, classes, positions, packed rows."""
+"""Fit a model and its batches to a text: vocabulary sizes, number of classes, maximum length, packing."""
 
 from typing import Any
 
@@ -20,7 +20,7 @@ from regard.tree import get_at, leaves, walk
 
 
 def packs(model: ModelSpec, objective: Objective) -> bool:
-    """Return whether texts can share a row: they cannot if each has a label, or if a part shortens or mixes rows."""
+    """Return whether texts can be packed: not if each has a label, or a part of the model shortens or mixes rows."""
     if not objective.packs or objective.stream:
         return False
     parts = list(walk(model))
@@ -29,28 +29,28 @@ def packs(model: ModelSpec, objective: Objective) -> bool:
 
 
 def packed(batching: Batching, longest: int) -> Packing:
-    """Return packing with the same number of tokens per batch, in rows that are long enough for the longest example."""
+    """Return packed batching with the batch size of `batching`, in rows that hold an example of `longest` tokens."""
     tokens, length = getattr(batching, "tokens", None) or 0, max(128, -(-longest // 8) * 8)
     return Packing(max(tokens, length), length)
 
 
 def padded(batching: Batching) -> Batching:
-    """Return batching with the same number of tokens per batch but one example per row, for evaluation."""
+    """Return padded batching with the batch size of `batching`, one example per row, for evaluation."""
     return Buckets(getattr(batching, "tokens", None))
 
 
 def fitted(
     model: ModelSpec, objective: Objective, vocabulary: dict[str, int], longest: int, joint: bool = True
 ) -> dict[str, Any]:
-    """Return edits (path -> value) that make a model fit its tokenizers, its labels and its longest text.
+    """Return edits (path -> value) that fit a model to the vocabulary sizes, the labels and the longest text.
 
-    `joint` is true if source and target have one tokenizer. Two tokenizers never share an embedding table, even if
-    their vocabularies have the same size.
+    `joint` is true if source and target have the same tokenizer. Otherwise source and target have separate embedding
+    tables, even if the vocabularies have the same size.
     """
     source, target = vocabulary.get("source"), vocabulary.get("target")
     changes: dict[str, Any] = {"vocab": next(iter(vocabulary.values()))} if vocabulary else {}
     if isinstance(model, DecoderOnlyTranslator) and not joint:
-        raise SpecError("kind", "a joined model reads source and target with one tokenizer; leave data.joint at true")
+        raise SpecError("kind", "a decoder-only translator has a single tokenizer; leave data.joint at true")
     if isinstance(model, EncoderDecoder | ConvS2S | ByteNet | Recurrent) and (source != target or not joint):
         changes["target_vocab"] = target
         changes["sharing.source_target"] = False

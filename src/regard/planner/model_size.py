@@ -1,8 +1,8 @@
 """Choose the size of a model: the largest candidate that the text, the time and the memory allow.
 
-The text allows at most `TEXT` parameters per token, and in the time, training must process at least `SEEN` tokens per
-parameter. A longer text or more time therefore never gives a smaller model. The numbers come from the experiments in
-docs/decisions/014-planner.md.
+The model has at most `TEXT` parameters per token of the text, and so few that training can process at least `SEEN`
+tokens per parameter in the time. So a longer text or more time never gives a smaller model. The numbers come from the
+experiments in docs/decisions/014-planner.md.
 """
 
 from collections.abc import Callable
@@ -11,26 +11,30 @@ from regard.errors import SpecError
 from regard.models.base import ModelSpec
 from regard.planner.candidates import Candidate, of_ngrams
 from regard.planner.speed import Hardware
-from regard.planner.text import Text
+from regard.planner.text_size import TextSize
 from regard.training.spec import TrainSpec
 
 TEXT = 5.5  # maximum number of parameters in the blocks per token of the text
 SEEN = 8.0  # minimum number of training tokens per parameter in the blocks
-TRAINING = 0.85  # share of the time for steps; the rest is for reading, validation and saving
-ROOM = 0.6  # share of the memory that a plan uses
+TRAINING = 0.85  # share of the time for training steps; the rest is for reading, validation and saving
+ROOM = 0.6  # share of the memory that a training step may use
 
 
 def largest(
     known: list[Candidate],
-    text: Text,
+    text: TextSize,
     time: float,
     hardware: Hardware,
     train: TrainSpec,
     finished: Callable[[ModelSpec], ModelSpec],
 ) -> tuple[Candidate, float | None]:
-    """Return the largest model that the text and the time allow, and its speed. Larger models are not measured."""
+    """Return (candidate, speed): the largest candidate that text, time and memory allow, and its speed.
+
+    The speed is in target tokens per second, or None if the user has set the number of steps. Larger candidates are not
+    measured. `finished` maps the model of a candidate to the complete model, with the user's modifications.
+    """
     best = known[0]
-    if train.steps is not None and train.time is None:  # the user has chosen the steps, so time is no limit
+    if train.steps is not None and train.time is None:  # the user has set the number of steps, so time is no limit
         fitting = [c for c in known if c.blocks <= TEXT * text.total and _fits(c, hardware)]
         return (fitting[-1] if fitting else best), None
     speed = hardware.speed(finished(best.spec), text.lengths)
@@ -48,12 +52,14 @@ def largest(
 
 
 def possible(known: list[Candidate], finished: Callable[[ModelSpec], ModelSpec], attention: bool) -> list[Candidate]:
-    """Return the candidates that accept the user's modifications; raise SpecError if there are none.
+    """Return the candidates to which the user's modifications apply; raise SpecError if there are none.
 
-    These are all n-gram convolutions or, with `attention` or if no convolution is accepted, all Transformers.
+    For classification, these are n-gram convolutions if there are any. If `attention` is true, they are Transformers.
     """
     accepted, errors = list[Candidate](), list[SpecError]()
     for candidate in known:
+        if attention and of_ngrams(candidate.spec):
+            continue
         try:
             finished(candidate.spec)
             accepted.append(candidate)
@@ -61,12 +67,11 @@ def possible(known: list[Candidate], finished: Callable[[ModelSpec], ModelSpec],
             errors.append(error)
     if not accepted:
         raise errors[0]
-    ngrams = [] if attention else [candidate for candidate in accepted if of_ngrams(candidate.spec)]
-    return ngrams or [candidate for candidate in accepted if not of_ngrams(candidate.spec)]
+    return [candidate for candidate in accepted if of_ngrams(candidate.spec)] or accepted
 
 
-def _seen(text: Text, labels: float) -> float:
-    """Return the number of source and target tokens that training processes; `labels` is the limit set by the time."""
+def _seen(text: TextSize, labels: float) -> float:
+    """Return the source and target tokens processed in training, if the time is enough for `labels` target tokens."""
     return TRAINING * labels * text.total / max(1, text.labels)
 
 
@@ -76,7 +81,7 @@ def _fits(candidate: Candidate, hardware: Hardware) -> bool:
 
 
 def bytes_needed(candidate: Candidate, tokens: int, vocab: int = 32_000) -> float:
-    """Return the bytes that a training step needs: weights, gradients, AdamW's moments, activations and output."""
+    """Return the bytes needed to train on `tokens` tokens: weights, gradients, AdamW's moments, activations, logits."""
     weights = 16.0 * (candidate.blocks + vocab * candidate.width)
     depth = max(1, round(candidate.blocks / (12 * candidate.width**2)))
     return weights + tokens * (4.0 * 40 * depth * candidate.width + 12.0 * vocab)

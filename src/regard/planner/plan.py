@@ -1,4 +1,4 @@
-"""Choose the settings that a recipe leaves open, from the text, the device and the time, each with a reason.
+"""Choose the settings that a recipe leaves open from the text, the device and the time; give a reason for each.
 
 The numbers come from the experiments in docs/decisions/014-planner.md.
 """
@@ -12,31 +12,31 @@ from regard.data.batching import Batching
 from regard.data.objectives import Objective
 from regard.data.prepare import Survey
 from regard.models.base import ModelSpec
-from regard.planner.candidates import LONG, Candidate, candidates, dropped, for_length, of_ngrams
+from regard.planner.candidates import LONG, Candidate, candidates, for_length, of_ngrams, with_dropout
 from regard.planner.model_size import ROOM, TRAINING, bytes_needed, largest, possible
 from regard.planner.speed import Hardware, muon_share
-from regard.planner.text import Text, described
+from regard.planner.text_size import TextSize, text_size
 from regard.training.optim import AdamW, Muon, OptimizerSpec
 from regard.training.spec import TrainSpec
 
-DEFAULT = {"cpu": 15 * 60.0, "mps": 30 * 60.0, "cuda": 30 * 60.0}  # seconds of a run if no time is given
+DEFAULT = {"cpu": 15 * 60.0, "mps": 30 * 60.0, "cuda": 30 * 60.0}  # seconds of training if no time is given
 MOST_STEPS = 200_000
-MANY = 30_000  # number of short texts from which a classifier has more dropout
+MANY = 30_000  # from this number of short texts on, a classifier has more dropout
 SMALL = {"cpu": 1024, "mps": 4096, "cuda": 4096}  # minimum number of tokens per batch
-GENTLE = 0.1  # factor of the usual learning rate for weights that are already trained
+GENTLE = 0.1  # learning rate of fine-tuning, relative to training from scratch
 TUNING_PASSES = 5.0  # passes through the text in fine-tuning; up to 20 for a text of only a few batches
 TUNING_STEPS = 100
-VALIDATIONS = 20  # maximum number of validations in a run
+VALIDATIONS = 20  # maximum number of validations in a training run
 VALIDATION = 0.1  # share of the time for validations
-# Validations without improvement before a timed run stops: about a quarter of the run. While the learning rate is high,
-# a score may not improve for an eighth of the run, and improve again when the learning rate falls.
+# Validations without improvement before training with a time limit stops: about a quarter of all. While the learning
+# rate is high, a score may not improve for an eighth of the time, and improve again when the learning rate falls.
 PATIENCE = 7
 GREEDY = 0.25  # speed of greedy search on a CPU, relative to training
-SEARCH_STEP = 6e-3  # seconds of a step of greedy search on a GPU, for a few hundred rows
+SEARCH_STEP = 6e-3  # seconds of a step of greedy search on a GPU, for a batch of hundreds of texts
 
 
 @dataclass(frozen=True)
-class Chosen:
+class Plan:
     """The planned model, batching and training settings, with a reason for each choice."""
 
     model: ModelSpec
@@ -46,7 +46,7 @@ class Chosen:
 
 
 @dataclass(frozen=True)
-class Given:
+class ModelChoice:
     """The user's decisions about the model."""
 
     model: ModelSpec | None = None  # from a preset or another run; None: the planner chooses it
@@ -60,20 +60,20 @@ def plan(  # noqa: PLR0913  # the inputs of a plan
     batching: Batching,
     train: TrainSpec,
     hardware: Hardware,
-    given: Given = Given(),
+    given: ModelChoice = ModelChoice(),
     finished: Callable[[ModelSpec], ModelSpec] = lambda spec: spec,
     *,
     elapsed: float = 0.0,
     longest: int = 0,
     validates: bool = True,
-) -> Chosen:
-    """Choose model, batching and training settings; settings that are given are not changed.
+) -> Plan:
+    """Choose model, batching and training settings. Settings that the user has given are not changed.
 
-    `finished` returns the complete model for a candidate, with its vocabulary sizes and the user's modifications.
+    `finished` maps a candidate model to the complete model, with vocabulary sizes and the user's modifications.
     `elapsed` is the time already used, in seconds. `longest` is the number of tokens of the longest example, which must
     fit into a batch. `validates` is true if there is validation text.
     """
-    text = described(objective, survey, batching)
+    text = text_size(objective, survey, batching)
     time = DEFAULT[hardware.kind] if train.time is None else max(0.1 * train.time, train.time - elapsed)
     why: list[str] = []
     if given.model is not None:
@@ -100,7 +100,7 @@ def plan(  # noqa: PLR0913  # the inputs of a plan
     if speed is not None and isinstance(optimizer, Muon):
         tokens = getattr(batching, "tokens", None) or _smallest(text, candidate, hardware)
         speed /= 1 + muon_share(finished(candidate.spec), tokens)
-    budget = Budgeted(text, candidate, hardware, time, speed, given.trained)
+    budget = TrainingBudget(text, candidate, hardware, time, speed, given.trained)
     batching, tokens = _batches(batching, budget, train, longest, why)
     why += named
     epoch = max(1.0, text.epoch / tokens / train.accumulate)  # in steps
@@ -112,22 +112,22 @@ def plan(  # noqa: PLR0913  # the inputs of a plan
         if given_steps is None or budget.speed is not None:
             passes = min(passes, budget.labels / text.labels)
         dropout = _dropout(objective, passes, text)
-        if getattr(finished(dropped(spec, dropout)), "dropout", dropout) == dropout:
+        if getattr(finished(with_dropout(spec, dropout)), "dropout", dropout) == dropout:
             reason = "" if objective.labelled else f" ({_passes(passes)} through the text)"
             why.insert(1, f"dropout: {dropout:g}{reason}")
         length = max(text.lengths)
         suited = for_length(spec, length)
         if suited != spec and _pooled(finished(suited)) == _pooled(suited):
             why.insert(2, f"pooling: mean and maximum, word dropout 0.5 (texts of {length} tokens)")
-        spec = dropped(suited, dropout)
-    return Chosen(spec, batching, train, why)
+        spec = with_dropout(suited, dropout)
+    return Plan(spec, batching, train, why)
 
 
 @dataclass(frozen=True)
-class Budgeted:
-    """A model, a text and a time. `speed` is in target tokens per second, or None if the number of steps is given."""
+class TrainingBudget:
+    """A model, its text and the training time. `speed` is in target tokens per second, or None if steps are given."""
 
-    text: Text
+    text: TextSize
     candidate: Candidate
     hardware: Hardware
     time: float
@@ -136,15 +136,15 @@ class Budgeted:
 
     @property
     def labels(self) -> float:
-        """Number of target tokens in training, limited by the time and the number of useful passes through the text."""
+        """Number of target tokens to train on, limited by the time and the number of useful passes through the text."""
         most = _most_passes(self.candidate, self.text, self.trained) * self.text.labels
         return most if self.speed is None else min(most, self.speed * self.time * TRAINING)
 
 
 def _batches(
-    batching: Batching, budget: Budgeted, train: TrainSpec, longest: int, why: list[str]
+    batching: Batching, budget: TrainingBudget, train: TrainSpec, longest: int, why: list[str]
 ) -> tuple[Batching, int]:
-    """Return the batching and its tokens per batch, chosen so that the time is enough for a few thousand steps."""
+    """Return (batching, tokens per batch), with batches small enough for a few thousand steps in the time."""
     if (given := getattr(batching, "tokens", None)) is not None:
         return batching, given
     small = _smallest(budget.text, budget.candidate, budget.hardware)
@@ -158,18 +158,18 @@ def _batches(
     return replace(batching, tokens=tokens), tokens  # type: ignore[reportCallIssue]  # every batching has it
 
 
-def _smallest(text: Text, candidate: Candidate, hardware: Hardware) -> int:
-    """Return the number of tokens of the smallest useful batch.
+def _smallest(text: TextSize, candidate: Candidate, hardware: Hardware) -> int:
+    """Return the smallest useful batch size, in tokens.
 
-    Even a small batch of short texts has a hundred labels, and larger batches leave too few steps. A language model has
-    a noisier gradient than a translation model, and needs a larger batch.
+    Even a small batch of short texts to classify has a hundred labels, and larger batches would leave too few steps. A
+    language model has a noisier gradient than a translation model, and needs a larger batch.
     """
     small = SMALL["cpu" if of_ngrams(candidate.spec) else hardware.kind]
     return max(small, 2048) if text.lengths[0] == 0 else small
 
 
-def _optimizer(objective: Objective, candidate: Candidate, hardware: Hardware, given: Given) -> OptimizerSpec:
-    """Return Muon for a translation or language model that the planner chooses (not on mps), and AdamW otherwise."""
+def _optimizer(objective: Objective, candidate: Candidate, hardware: Hardware, given: ModelChoice) -> OptimizerSpec:
+    """Return Muon for a translation or language model that the planner chooses on cpu or cuda, otherwise AdamW."""
     transformer = not objective.labelled and not of_ngrams(candidate.spec)
     if transformer and given.model is None and hardware.kind in ("cpu", "cuda"):
         return muon(objective)
@@ -177,13 +177,13 @@ def _optimizer(objective: Objective, candidate: Candidate, hardware: Hardware, g
 
 
 def _pooled(spec: ModelSpec) -> tuple[str | None, float | None]:
-    """Return the pooling and the word dropout of a classifier; None for other models."""
+    """Return (pooling, word dropout) of a model; None for a setting that the model does not have."""
     task, tokens = getattr(spec, "task", None), getattr(spec, "input", None)
     return getattr(task, "pool", None), getattr(tokens, "word_dropout", None)
 
 
 def _training(
-    train: TrainSpec, objective: Objective, budget: Budgeted, tokens: int, why: list[str], validates: bool
+    train: TrainSpec, objective: Objective, budget: TrainingBudget, tokens: int, why: list[str], validates: bool
 ) -> TrainSpec:
     changes: dict[str, Any] = {}
     epoch = max(1.0, budget.text.epoch / tokens / train.accumulate)
@@ -192,7 +192,7 @@ def _training(
         passes = budget.labels / max(1, budget.text.labels)
         steps = _steps(passes, epoch)
         passes = min(passes, steps / epoch) if steps == MOST_STEPS else passes
-        # With a time budget, the trainer finds out how many steps fit, up to the number of useful steps.
+        # With a time limit, the trainer determines how many steps fit, up to the number of useful steps.
         most = _most_passes(budget.candidate, budget.text, budget.trained)
         changes["steps"] = steps if train.time is None else _steps(most, epoch)
         assert budget.speed is not None
@@ -239,8 +239,8 @@ def _steps(passes: float, epoch: float) -> int:
     return int(min(MOST_STEPS, max(20, round(passes * epoch))))
 
 
-def _validation(budget: Budgeted, objective: Objective, decode: int) -> float:
-    """Return the estimated duration of a validation in seconds: the validation loss, and some translations."""
+def _validation(budget: TrainingBudget, objective: Objective, decode: int) -> float:
+    """Estimate the seconds of a validation, which computes the validation loss and decodes some texts."""
     speed = budget.speed or 1e4
     records = min(1000.0, 0.1 * budget.text.records + 1)
     loss = records * max(budget.text.lengths) / (3 * speed)
@@ -252,13 +252,13 @@ def _validation(budget: Budgeted, objective: Objective, decode: int) -> float:
     return loss + math.ceil(decode / 256) * 2 * target * SEARCH_STEP
 
 
-def _most_passes(candidate: Candidate, text: Text, trained: bool) -> float:
+def _most_passes(candidate: Candidate, text: TextSize, trained: bool) -> float:
     """Return the number of passes through a text after which more passes hardly help.
 
     For translation, this number is 300 for a few lines, 80 for a million tokens, and at least 8. A language model
     predicts all tokens and memorises the text sooner: 32 passes for a million tokens. A convolution over n-grams learns
-    faster: 12 passes for 5,000 texts, 3 for 50,000, and at least 2, and 2.5 times as many for long texts, because word
-    dropout removes half of their words. Fine-tuning (`trained`) takes 5 to 20 passes.
+    faster: 12 passes for 5,000 texts, 3 for 50,000, and at least 2. Long texts take 2.5 times as many, because word
+    dropout removes half of the words. Fine-tuning (`trained`) takes 5 to 20 passes.
     """
     if trained:
         batches = max(1.0, text.epoch / 1024)
@@ -271,7 +271,7 @@ def _most_passes(candidate: Candidate, text: Text, trained: bool) -> float:
 
 
 def _rate(objective: Objective, candidate: Candidate, optimizer: OptimizerSpec) -> float:
-    """Return the peak learning rate; Muon's updates are as large as AdamW's but allow a higher learning rate."""
+    """Return the peak learning rate, which falls with the model width and is higher for Muon than for AdamW."""
     width = candidate.width
     if objective.model == "classifier":
         return round(min(2e-3, (0.384 if of_ngrams(candidate.spec) else 0.128) / width), 6)
@@ -282,10 +282,10 @@ def _rate(objective: Objective, candidate: Candidate, optimizer: OptimizerSpec) 
     return round(min(most, most * 128 / width), 6)
 
 
-def _dropout(objective: Objective, passes: float, text: Text) -> float:
-    """Return the dropout, which grows with the number of passes: text that is read once cannot be memorised.
+def _dropout(objective: Objective, passes: float, text: TextSize) -> float:
+    """Return the dropout rate. It grows with the number of passes, because text that is read once is not memorised.
 
-    A classifier of many short texts trains for more steps, and so can use the dropout of Kim 2014, 0.5.
+    A classifier has 0.3; with many short texts it trains for more steps, and has the rate of Kim 2014, 0.5.
     """
     if objective.model == "classifier":
         return 0.5 if text.records >= MANY and max(text.lengths) <= LONG else 0.3
@@ -301,7 +301,7 @@ def _passes(passes: float) -> str:
 
 
 def _duration(seconds: float) -> str:
-    """Return a duration as text, in seconds, minutes or hours."""
+    """Format a duration in seconds, minutes or hours, such as "5 min"."""
     if seconds < 99.5:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 5970 else f"{seconds / 3600:.1f} h"

@@ -1,7 +1,7 @@
 """The training speed of a model on this device, measured or estimated, and stored in the cache.
 
-On a CPU, a few real steps are timed. On a GPU, a step would have to be captured or compiled first, which takes too long
-for a measurement. So the speed of a matrix product is measured, and the speed of the model is estimated from its FLOPs.
+On a CPU, a few training steps are timed. On a GPU, a step would have to be captured as a CUDA graph or compiled first,
+which takes too long. So the speed of a matrix product is measured there, and the model's is estimated from its FLOPs.
 """
 
 import json
@@ -23,18 +23,18 @@ from regard.models.build import build
 from regard.training.optim import AdamW, muon_matrices
 from regard.tree import to_record
 
-PROBED = 1024  # tokens in the batch that is used to time steps
+PROBED = 1024  # number of tokens in the batch with which steps are timed
 STEPS = 3
 PATIENCE = 4.0  # maximum seconds for timing one model
 UTILISATION = 0.25  # FLOP/s of a captured training step at d_model 512, relative to a matrix product (H200: 0.25)
 LEAST_STEP = 2.5e-3  # seconds of a captured step of the smallest models on an H200
 
-Lengths = tuple[int, int]  # tokens of source and target; 0 if there is none
+Lengths = tuple[int, int]  # mean number of tokens of a source and of a target; 0 if there is none
 
 
 @dataclass(frozen=True)
 class Hardware:
-    """A device to plan for. `speed` returns the estimated training speed of a model in target tokens per second."""
+    """The device for which to plan. `speed` returns the training speed of a model in target tokens per second."""
 
     kind: str  # cpu, cuda or mps
     memory: float  # bytes
@@ -42,7 +42,7 @@ class Hardware:
 
 
 def hardware(device: torch.device, keep: bool = True) -> Hardware:
-    """Return a description of the device. Speeds are measured on first use; `keep` stores them for later plans."""
+    """Return the `Hardware` of a device. Speeds are measured when they are needed; `keep` stores them in the cache."""
     count = torch.get_num_threads()
 
     def speed(spec: ModelSpec, lengths: Lengths) -> float:
@@ -64,7 +64,7 @@ def hardware(device: torch.device, keep: bool = True) -> Hardware:
 
 
 def nominal(kind: str, memory: float = 16e9) -> Hardware:
-    """Return a typical device, without measuring anything: two cores of a laptop, or a data-centre GPU."""
+    """Return a typical `Hardware` (two laptop cores or a data-centre GPU) with estimated, not measured, speeds."""
     flops = 60e9 if kind == "cpu" else 150e12
     return Hardware(kind, memory, partial(_estimated, flops=flops, kind=kind))
 
@@ -85,7 +85,7 @@ def _name(device: torch.device) -> str:
 
 
 def _product(device: torch.device) -> float:
-    """Return the FLOP/s of a large matrix product in the precision that training uses on the device."""
+    """Measure the FLOP/s of a large matrix product in the precision that training uses on the device."""
     side, real = 4096, torch.cuda.is_bf16_supported(including_emulation=False)
     a = torch.randn(side, side, device=device, dtype=torch.bfloat16 if real else torch.float16)
     for _ in range(3):
@@ -99,7 +99,7 @@ def _product(device: torch.device) -> float:
 
 
 def _estimated(spec: ModelSpec, lengths: Lengths, flops: float, kind: str) -> float:
-    """Return the estimated target tokens per second; `flops` is the FLOP/s of a training step at d_model 512."""
+    """Estimate the target tokens per second of training. `flops` is the FLOP/s of a training step at d_model 512."""
     source, target = lengths
     per_token = _flops_per_token(spec)
     if source and target:
@@ -117,7 +117,7 @@ def _flops_per_token(spec: ModelSpec) -> float:
 
 @cache
 def muon_share(spec: ModelSpec, tokens: int) -> float:
-    """Return the FLOPs of Muon's matrix products in a step, relative to the FLOPs of the model for `tokens` tokens.
+    """Return the FLOPs of Muon's matrix products in a step, relative to those of the model for `tokens` tokens.
 
     A matrix with m rows and n >= m columns takes five iterations, each with two products of 2 m^2 n FLOPs and one of
     2 m^3 FLOPs.
@@ -128,7 +128,7 @@ def muon_share(spec: ModelSpec, tokens: int) -> float:
 
 
 def _timed(spec: ModelSpec, lengths: Lengths, device: torch.device) -> float:
-    """Return the target tokens per second of a few real steps on a batch of random ids."""
+    """Measure the target tokens per second of a few training steps on a batch of random token ids."""
     batch, labels = _batch(spec, lengths)
     batch = batch.to(device)
     with torch.random.fork_rng(devices=[]):
@@ -148,7 +148,7 @@ def _timed(spec: ModelSpec, lengths: Lengths, device: torch.device) -> float:
 
 
 def _batch(spec: ModelSpec, lengths: Lengths) -> tuple[Batch, int]:
-    """Return a batch of random ids with the given lengths, and its number of labels."""
+    """Return (batch of random token ids with the given lengths of source and target, number of labels)."""
     source, target = lengths
     generator = torch.Generator().manual_seed(0)
 

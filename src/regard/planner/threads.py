@@ -1,4 +1,4 @@
-"""Choose the number of CPU threads by measuring, because neither one thread nor all threads are best on every machine.
+"""Choose the number of CPU threads by measurement: on some machines one thread is fastest, on others all of them.
 
 Threads wait for each other by spinning, so two threads can be many times slower than one if another process is busy.
 The small matrix products of a decoding step often finish before a second thread has started. The best number cannot be
@@ -23,7 +23,7 @@ from regard.data import cache
 from regard.processes import python
 
 Kind = Literal["train", "decode"]
-Timings = dict[Kind, dict[int, float]]  # seconds by number of threads
+Timings = dict[Kind, dict[int, float]]  # seconds, by task and number of threads
 KINDS: tuple[Kind, ...] = ("train", "decode")
 VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
 GAIN = 1.1  # factor by which more threads must be faster; smaller differences are noise
@@ -35,9 +35,9 @@ STAT = Path("/proc/stat")
 
 
 def for_training() -> int | None:
-    """Return the number of threads for training, as measured on this machine; measure it if that has not been done.
+    """Return the fastest number of threads for training on this machine; measure it if no measurement is stored.
 
-    None means torch's default: the user has set the number, there is only one core, or the measurement failed.
+    Return None (torch's default) if the user has set the number, there is only one core, or the measurement fails.
     """
     if set_by_user() or cores() == 1:
         return None
@@ -51,9 +51,9 @@ def for_training() -> int | None:
 
 
 def for_decoding(parameters: int | None = None) -> int | None:
-    """Return the number of threads for decoding; None means torch's default (set by the user, or only one core).
+    """Return the number of threads for decoding, or None if the user has set it or there is only one core.
 
-    This is the number measured on this machine. Without a measurement, it is 1 for a model of fewer than `SMALL`
+    It is the fastest number measured on this machine. Without a measurement, it is 1 for a model of fewer than `SMALL`
     parameters, and torch's default for a larger model. It is never more than the number of idle cores: with one busy
     process on two cores, two threads were 2 to 15 times slower than one, for models of 2 to 52 million parameters.
     """
@@ -72,7 +72,7 @@ def for_decoding(parameters: int | None = None) -> int | None:
 
 
 def best(seconds: dict[int, float]) -> int:
-    """Return the smallest number of threads that is as fast as any other, up to noise."""
+    """Return the smallest number of threads whose time is at most `GAIN` times the shortest time."""
     fastest = min(seconds.values())
     return min(threads for threads, spent in seconds.items() if spent <= GAIN * fastest)
 
@@ -83,17 +83,17 @@ def cores() -> int:
 
 
 def set_by_user() -> bool:
-    """Return whether environment variables set the number of threads."""
+    """Return whether the user has set the number of threads by an environment variable."""
     return any(os.environ.get(name) for name in VARIABLES)
 
 
 def quiet() -> bool:
-    """Return whether most cores are idle; a measurement on a busy machine should not be stored."""
+    """Return whether most cores are idle. On a busy machine, a measurement should not be stored."""
     return idle_cores() >= 0.75 * cores()
 
 
 def idle_cores() -> float:
-    """Return the number of idle cores among those of this process, from /proc/stat, else from the load average."""
+    """Return how many of the cores that this process may use are idle, from /proc/stat or the load average."""
     before = _ticks()
     if not before or not hasattr(os, "sched_getaffinity"):
         return max(0.0, cores() - os.getloadavg()[0]) if hasattr(os, "getloadavg") else float(cores())
@@ -104,7 +104,7 @@ def idle_cores() -> float:
 
 
 def _ticks() -> dict[int, tuple[int, int]]:
-    """Return (idle clock ticks, all clock ticks) of each core; empty if the system does not report them."""
+    """Return (idle clock ticks, all clock ticks) by core number; empty if the system does not report them."""
     try:
         rows = [line.split() for line in STAT.read_text().splitlines() if re.match(r"cpu\d", line)]
         # user, nice, system, idle, iowait, irq, softirq, steal; guests are part of user
@@ -115,7 +115,7 @@ def _ticks() -> dict[int, tuple[int, int]]:
 
 
 def recorded(run: Path) -> int | None:
-    """Return the number of threads that a run was trained with; resuming with another would round differently."""
+    """Return the number of threads stored in a run folder. Resuming with another number would round differently."""
     try:
         threads = json.loads((run / "environment.json").read_text())["threads"]
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
@@ -124,14 +124,14 @@ def recorded(run: Path) -> int | None:
 
 
 def cpu() -> str:
-    """Return the name of the processor, as precisely as the system reports it."""
+    """Return the model name of the processor from /proc/cpuinfo, or else what Python's `platform` reports."""
     info = Path("/proc/cpuinfo")
     names = re.findall(r"^model name.*?:(.*)", info.read_text(), re.MULTILINE) if info.exists() else []
     return names[0].strip() if names else platform.processor() or platform.machine()
 
 
 def _file() -> Path:
-    """Return the path of the measurements in the cache; its key is everything that the measurements depend on."""
+    """Return the path of the stored measurements, which depends on processor, number of cores, system and torch."""
     return cache.timings_file(repr((cpu(), cores(), platform.platform(), metadata.version("torch"))))
 
 
@@ -147,7 +147,7 @@ def _write(timings: Timings) -> None:
 
 
 def _measured() -> Timings | None:
-    """Return the measurements of a separate process; None if the process fails for any reason."""
+    """Run `measure` in a separate process and return the result; None if the process fails for any reason."""
     command = python("regard.planner.threads")
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, check=True)
@@ -171,7 +171,7 @@ def candidates(available: int) -> list[int]:
 
 
 def measure() -> Timings:
-    """Return the seconds of a small training step and a small beam search per number of threads: best of `ROUNDS`."""
+    """Measure the seconds of a small training step and of a small beam search with each number of threads."""
     import torch  # noqa: PLC0415  # reading a stored measurement should not wait for these imports
 
     from regard.batch import Batch, translation  # noqa: PLC0415

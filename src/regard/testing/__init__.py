@@ -1,6 +1,6 @@
-"""Tests of the laws that every part must satisfy, including a part of yours.
+"""Test the laws that every part of a Transformer must keep, such as causality, also on parts of your own.
 
-Run them with `check(MyNorm())` or with `regard check module:MyNorm`.
+The tests are run by `check(MyNorm())` or by `regard check module:MyNorm`.
 """
 
 from regard.testing.laws import LAWS, Law, LawBroken, NotApplicable

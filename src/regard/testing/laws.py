@@ -1,4 +1,4 @@
-"""The laws, one function each. The function raises `LawBroken`, with a small example, if a subject breaks the law.
+"""The laws of a Transformer. Each is a function that raises `LawBroken` if the tested model breaks the law.
 
 The first paragraph of a function's docstring is the statement of its law. Most laws run models in float64. Noise is
 added to every weight, because weights initialised to zero or one could hide a fault.
@@ -30,23 +30,23 @@ TOLERANCE = 1e-9
 
 
 class LawBroken(AssertionError):  # noqa: N818  # reads better than with a suffix
-    """The error for a part that breaks a law; the message contains an example."""
+    """Raised if a model breaks a law; the message contains an example."""
 
 
 class NotApplicable(Exception):  # noqa: N818  # not an error
-    """The exception for a law that does not apply to a model family, or whose input the family refuses."""
+    """Raised if a law does not apply to a model, or if the model refuses the input of the law."""
 
 
 @dataclass(frozen=True)
 class Subject:
-    """A tiny model to test, built once and shared by the laws; a law that changes the model calls `own_model`."""
+    """A tiny model to test. It is built once and shared by the laws; a law that changes its model calls `own_model`."""
 
     spec: ModelSpec
-    extra: Mapping[str, type] = field(default_factory=dict)  # kinds that are not in the catalogue
-    built: dict[torch.dtype, tuple[Model, tuple[Any, ...]]] = field(default_factory=dict)  # with its condition
+    extra: Mapping[str, type] = field(default_factory=dict)  # spec classes that are not in the catalogue, by kind
+    built: dict[torch.dtype, tuple[Model, tuple[Any, ...]]] = field(default_factory=dict)  # each with its `_condition`
 
     def model(self, dtype: torch.dtype = torch.float64) -> Model:
-        """Return the shared model, in evaluation mode, with noise on every weight; a law must not change it."""
+        """Return the shared model in evaluation mode, with noise added to every weight. A law must not change it."""
         model, before = self.built.get(dtype, (None, ()))
         if model is None or _condition(model) != before:
             model = self.own_model(dtype)
@@ -54,7 +54,7 @@ class Subject:
         return model
 
     def own_model(self, dtype: torch.dtype = torch.float64) -> Model:
-        """Return a new model with noise on every weight, which a law may change."""
+        """Return a new model with noise added to every weight. A law may change this model."""
         if isinstance(self.spec, EncoderOnly) and isinstance(self.spec.task, Pooled):
             raise NotApplicable("a pooled encoder has no outputs without a task")
         model = build(self.spec, seed=1).to(dtype)
@@ -65,10 +65,10 @@ class Subject:
         return model.eval()
 
     def generator(self) -> LanguageModel:
-        """Return the shared model; raise `NotApplicable` if it does not generate."""
+        """Return the shared model; raise `NotApplicable` if this model does not generate text."""
         model = self.model()
         if not isinstance(model, LanguageModel):
-            raise NotApplicable("this family does not generate")
+            raise NotApplicable("this model does not generate text")
         return model
 
     def examples(self, number: int, seed: int = 0) -> list[tiny.Example]:
@@ -81,7 +81,7 @@ class Subject:
 
 
 def _condition(model: Model) -> tuple[Any, ...]:
-    """Return the state of a model that a law could change: modes, hooks, gradients, and versions of tensors."""
+    """Return what a law could change in a model: training modes, hooks, gradients, and versions of tensors."""
     modules = [(module.training, len(module._forward_hooks), len(module._buffers)) for module in model.modules()]
     learned = [(id(p), p._version, p.grad is None, p.requires_grad) for p in model.parameters()]
     return (*modules, *learned, *((id(buffer), buffer._version) for buffer in model.buffers()))
@@ -96,7 +96,7 @@ def answers(model: Model, batch: Batch, trace: Trace | None = None) -> Tensor:
 
 
 def close(a: Tensor, b: Tensor, what: str, tolerance: float = TOLERANCE) -> None:
-    """Raise `LawBroken` unless a equals b up to rounding."""
+    """Raise `LawBroken` unless a and b differ by at most `tolerance`; `what` names them in the message."""
     if a.shape != b.shape:
         raise LawBroken(f"{what}: shapes {tuple(a.shape)} and {tuple(b.shape)}")
     if not bool(torch.isfinite(a).all() and torch.isfinite(b).all()):
@@ -131,7 +131,7 @@ def padding(subject: Subject) -> None:
 
 
 def _real(outputs: Tensor, batch: Batch) -> Tensor:
-    """Return the outputs at real tokens, or all outputs if there is one per row."""
+    """Return the outputs at tokens that are not padding; return all outputs of a model with one output per row."""
     if outputs.shape[:2] != batch.target.shape[:2]:
         return outputs
     assert batch.target_seg is not None
@@ -139,7 +139,7 @@ def _real(outputs: Tensor, batch: Batch) -> Tensor:
 
 
 def loss(model: Model, batch: Batch) -> Tensor:
-    """Return the summed loss, the number of tokens and the auxiliary loss, without gradients."""
+    """Return the tensor (summed loss, number of tokens, auxiliary loss), without gradients."""
     with torch.no_grad():
         total, tokens, aux, _ = model.loss(batch)
     return torch.stack((total, tokens.to(total), aux.to(total)))
@@ -160,7 +160,7 @@ def packing(subject: Subject) -> None:
 
 
 def steps(subject: Subject) -> None:
-    """Decoding in steps of 2, 1 and 1 tokens equals one parallel pass over all 4, also with static shapes."""
+    """Decoding in steps of 2, 1 and 1 tokens gives the outputs of one pass over all 4, also with static shapes."""
     model, rows = subject.generator(), [replace(row, target=row.target[:4]) for row in subject.examples(2)]
     rows = [replace(row, labels=row.labels[:4], weights=row.weights[:4]) for row in rows]
     batch = subject.collate(rows)
@@ -200,7 +200,7 @@ def ragged(subject: Subject) -> None:
 
 
 def beams(subject: Subject) -> None:
-    """After any reordering, the score of every beam equals the score of its tokens in one parallel pass."""
+    """After beams are reordered, the score of every beam equals the score of its tokens in one parallel pass."""
     model, rows = subject.generator(), subject.examples(2)
     batch, width = subject.collate(rows), 3
     for static in (False, True):
@@ -237,7 +237,7 @@ def batch_law(subject: Subject) -> None:
 
 
 def positions(subject: Subject) -> None:
-    """Outputs depend on the order of tokens (in a decoder, on positions) if and only if a part declares it.
+    """Outputs depend on the order of tokens (in a decoder, on positions) if and only if a part declares that they do.
 
     If no part of an encoder depends on order, permuting the tokens permutes the outputs, up to 1e-10. A decoder depends
     on order through its causal mask; if no part of a decoder depends on positions, the outputs do not change when
@@ -245,7 +245,7 @@ def positions(subject: Subject) -> None:
     """
     model, streams = subject.model(), tiny.streams(subject.spec)
     if not streams:
-        raise NotApplicable("no part of this family could depend on the order of its input")
+        raise NotApplicable("no part of this model could depend on the order of its input")
     for stream, parts in streams.items():
         causal = stream == "target" and isinstance(model, LanguageModel)
         must, may = tiny.order(parts, causal)
@@ -255,13 +255,13 @@ def positions(subject: Subject) -> None:
             raise NotApplicable(f"refused: {refusal}") from None
         if must and gap < CHANGED:
             raise LawBroken(
-                f"{what} changes nothing: the model contains {must!r} but ignores it (an attention branch applies all "
-                "of view.terms, or refuses the stack's position when it is built)"
+                f"{what} changes nothing: the model contains {must!r} but ignores it (an attention branch must "
+                "apply all of view.terms, or refuse the stack's position when it is built)"
             )
         if not must and not may and gap > SAME:
             raise LawBroken(
                 f"{what} changes the outputs by {gap:.3g}, but no part declares that order matters (a branch, stack or "
-                "model that depends on order declares ordered = True)"
+                "model that depends on order must declare ordered = True)"
             )
 
 
@@ -271,7 +271,7 @@ SAME, CHANGED = 1e-10, 1e-12  # without residuals, a token may change the output
 
 
 def _shuffled(subject: Subject, model: Model, stream: str) -> tuple[str, float]:
-    """Return the name of the change, and the largest difference from the original outputs, shuffled in the same way."""
+    """Shuffle the tokens. Return (description, largest difference between new outputs and shuffled old outputs)."""
     rows = [_row(subject, stream, ids) for ids in (DISTINCT, tuple(DISTINCT[i] for i in SHUFFLED))]
     before, after = (answers(model, subject.collate([row])) for row in rows)
     if stream == "target" and before.dim() == 3:
@@ -280,7 +280,7 @@ def _shuffled(subject: Subject, model: Model, stream: str) -> tuple[str, float]:
 
 
 def _stretched(subject: Subject, model: Model, stream: str) -> tuple[str, float]:
-    """Return the name of the change, and the largest difference from the outputs at positions 0, 1, 2, ..."""
+    """Double the positions. Return (description, largest difference from the outputs at positions 0, 1, 2, ...)."""
     batch = subject.collate([_row(subject, stream, DISTINCT)])
     pos = 2 * torch.arange(len(DISTINCT))
     wide = replace(batch, target_pos=pos.expand_as(batch.target), longest=2 * len(DISTINCT))
@@ -300,7 +300,7 @@ def _gap(a: Tensor, b: Tensor) -> float:
 
 
 def inspection(subject: Subject) -> None:
-    """With a trace, outputs are bit-equal, each attention call has one entry, and weights sum to one or zero."""
+    """Recording attention weights changes no bit of the outputs and covers every layer; weights sum to one or zero."""
     model, calls = subject.model(), 0
 
     def counted(module: nn.Module, *_: Any) -> None:
@@ -328,7 +328,7 @@ def inspection(subject: Subject) -> None:
 
 
 def records(subject: Subject) -> None:
-    """`from_record(to_record(m)) == m`, and the error for a misspelt key suggests the right key."""
+    """A model spec saved as JSON loads unchanged, and the error for a misspelt key suggests the right key."""
     parts = {**PARTS, **subject.extra}
     record = to_record(subject.spec)
     if read(record, ModelSpec, "", parts) != subject.spec:
@@ -386,7 +386,7 @@ def storage(subject: Subject) -> None:
 
 
 def kernels_law(subject: Subject) -> None:
-    """Every attention kernel (sdpa, flex) gives the reference outputs up to rounding, or refuses the input."""
+    """Every attention kernel (sdpa, flex) equals the reference kernel up to rounding, or refuses the input."""
     model, rows = subject.own_model(torch.float32), subject.examples(2)
     fast.install(model)
     for packed in (False, True):
@@ -410,7 +410,7 @@ def kernels_law(subject: Subject) -> None:
 
 
 def fast_law(subject: Subject) -> None:
-    """The fast form of a model has the same outputs, gradients and beam search steps as the plain form."""
+    """With the fused kernels of `regard.fast`, a model has the same outputs, gradients and beam search steps."""
     plain, quick, rows = subject.own_model(), subject.own_model(), subject.examples(2)
     fast.install(quick)
     for packed in (False, True):
@@ -442,7 +442,7 @@ def fast_law(subject: Subject) -> None:
 
 
 def _beam_steps(model: LanguageModel, batch: Batch, static: bool) -> list[Tensor]:
-    """Return the log-probabilities of three decoding steps, with three beams reordered at random after each."""
+    """Return the log-probabilities of three decoding steps; after each, the three beams are reordered at random."""
     rng, width, steps = torch.Generator().manual_seed(5), 3, []
     rows = batch.target.shape[0] * width
     ids = batch.target[:, :2].repeat_interleave(width, 0)
@@ -457,7 +457,7 @@ def _beam_steps(model: LanguageModel, batch: Batch, static: bool) -> list[Tensor
 
 
 def compile_law(subject: Subject) -> None:
-    """`torch.compile` traces the loss and its gradient as one graph and changes neither beyond rounding."""
+    """`torch.compile` captures the loss as one graph, and the compiled loss and gradients are equal up to rounding."""
     model = subject.own_model(torch.float32)
     fast.install(model)  # as in training
     batch = subject.collate(subject.examples(2))
@@ -480,7 +480,7 @@ def compile_law(subject: Subject) -> None:
 
 
 def build_law(subject: Subject) -> None:
-    """The model builds with other depths, widths and numbers of heads, or the error names the path of a field."""
+    """A model with other depths, widths or numbers of heads builds, or raises an error with the path of a field."""
     spec = subject.spec
     for path, values in _sizes(spec).items():
         for value in values:
@@ -505,7 +505,7 @@ def _sizes(spec: ModelSpec) -> dict[str, tuple[Any, ...]]:
 
 @dataclass(frozen=True)
 class Law:
-    """A law: its name, and the function that tests a subject."""
+    """A law: its name, and the function that tests it on the model of a `Subject`."""
 
     name: str
     hold: Callable[[Subject], None]

@@ -1,4 +1,4 @@
-"""Functions that test a part against the laws, and the report of the results."""
+"""Test a part against the laws, and report the results."""
 
 import inspect
 from collections.abc import Iterable, Mapping
@@ -37,7 +37,7 @@ class Report:
 
 
 def subject_of(spec: ModelSpec) -> Subject:
-    """Return a subject that contains a model and the kinds of its parts; refuse a kind that is already taken."""
+    """Return a `Subject` to test a model. Raise SpecError if another part of the same `kind` is built in."""
     extra = {type(part).kind: type(part) for part in walk(spec)}
     clash = [kind for kind, part in extra.items() if PARTS.get(kind, part) is not part]
     if clash:
@@ -48,7 +48,7 @@ def subject_of(spec: ModelSpec) -> Subject:
 def examine(
     name: str, spec: ModelSpec | Subject, laws: Iterable[str] = tuple(LAWS), bends: Mapping[str, str] | None = None
 ) -> list[Verdict]:
-    """Return the verdicts of `laws` on one model. `bends` maps each law that the model may break to the reason."""
+    """Test laws on one model and return the verdicts. `bends` maps each law that the model may break to the reason."""
     bends, laws = bends or {}, tuple(laws)
     for law in laws:
         if law not in LAWS:
@@ -78,7 +78,7 @@ def examine(
 
 
 def check(part: Spec | type[Spec], laws: Iterable[str] = tuple(LAWS), bends: Mapping[str, str] | None = None) -> Report:
-    """Return a report on `part`: the verdicts of `laws` on tiny models that contain it.
+    """Test laws on tiny models that contain `part`, and return a report.
 
     `part` is a spec, or a spec class whose fields all have defaults. `bends` maps each law that the part may break to
     the reason.
@@ -87,7 +87,7 @@ def check(part: Spec | type[Spec], laws: Iterable[str] = tuple(LAWS), bends: Map
     verdicts = [verdict for name, model in around(part).items() for verdict in examine(name, model, laws, bends)]
     if all(verdict.outcome == "refused" for verdict in verdicts):
         raise SpecError("", f"no model could be built around {type(part).__name__}: {verdicts[0].detail}")
-    if "positions" in laws:  # also on models whose only source of positions is the part or one scheme
+    if "positions" in laws:  # also on models in which positions come only from the part or from one scheme
         for (scheme, family), model in positioned(part).items():
             verdict = examine(family, model, ["positions"], bends)[0]
             if verdict.outcome == "refused":
@@ -100,7 +100,7 @@ def _instance(part: Spec | type[Spec]) -> Spec:
     if isinstance(part, Spec):
         return part
     if not (inspect.isclass(part) and issubclass(part, Spec)):
-        raise SpecError("", f"{part!r} is not a spec; derive it from a slot such as regard.nn.norm.Norm")
+        raise SpecError("", f"{part!r} is not a spec; derive its class from a base class such as regard.nn.norm.Norm")
     if not is_dataclass(part) or not hasattr(part, "kind"):
         raise SpecError("", f"{part.__name__} must be a @dataclass(frozen=True, slots=True) with a kind")
     needed = [f.name for f in fields(part) if f.default is MISSING and f.default_factory is MISSING]

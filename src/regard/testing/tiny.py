@@ -1,4 +1,4 @@
-"""Tiny models that contain a given part, and tiny batches for them."""
+"""Tiny models that contain a given part, and small random batches for them."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -87,7 +87,7 @@ def encoder_only(task: Task | None = None) -> EncoderOnly:
 
 
 def recurrent(decoder: RecurrentDecoder | None = None, heads: int = 2) -> Recurrent:
-    """Return a tiny recurrent encoder-decoder; if `decoder` is None, its decoder has attention."""
+    """Return a tiny recurrent encoder-decoder, by default with attention."""
     encoder, decoder = RecurrentEncoder(d_hidden=8), decoder or RecurrentDecoder(attention=GeneralScore())
     return Recurrent(vocab=VOCAB, d_model=16, heads=heads, encoder=encoder, decoder=decoder)
 
@@ -104,7 +104,7 @@ def bytenet() -> ByteNet:
 
 @cache
 def families() -> Mapping[str, ModelSpec]:
-    """Return one tiny model of every family, keyed by family."""
+    """Return one tiny model of every type (encoder-decoder, decoder-only, recurrent, ...) by name."""
     return {
         "encoder_decoder": encoder_decoder(),
         "decoder_only": decoder_only(),
@@ -118,8 +118,8 @@ def families() -> Mapping[str, ModelSpec]:
     }
 
 
-def around(part: Spec) -> dict[str, ModelSpec]:  # noqa: PLR0911  # one return for each slot
-    """Return tiny models with `part` in its slot, keyed by family; some of the models may refuse to build."""
+def around(part: Spec) -> dict[str, ModelSpec]:  # noqa: PLR0911  # one return for each type of part
+    """Return tiny models that contain `part`, by name. Building some of the models may raise SpecError."""
     if isinstance(part, ModelSpec):
         return {part.kind: part}
     if isinstance(part, Task):
@@ -150,11 +150,11 @@ def around(part: Spec) -> dict[str, ModelSpec]:  # noqa: PLR0911  # one return f
 
 
 def positioned(part: Spec) -> dict[tuple[str, str], ModelSpec]:
-    """Return tiny models whose only source of positions is `part` or one position scheme, keyed by scheme and family.
+    """Return tiny models by (position scheme or "none", name) to test whether a layer `part` uses positions.
 
-    A branch that attends to other tokens replaces self-attention, in models without positions and in models with each
-    position scheme. A branch that has a position scheme of its own, or that does not attend, is tested only in models
-    without positions.
+    An attention layer replaces self-attention in models without positions ("none"), and in models with each position
+    scheme. Layers that have a position scheme of their own, or are not attention layers, are tested only in models
+    without positions. For parts other than layers, return no models.
     """
     if not isinstance(part, BranchSpec) or isinstance(part, CrossAttention):
         return {}
@@ -170,7 +170,7 @@ def positioned(part: Spec) -> dict[tuple[str, str], ModelSpec]:
 
 
 def _with_branch(model: ModelSpec, part: BranchSpec) -> ModelSpec:
-    """Return the model with `part` in place of branches of its type; a new type is added before the feed-forward."""
+    """Return the model with `part` instead of layers of its type; a new type is added before the feed-forward layer."""
     if isinstance(part, SelfAttention | CrossAttention | FeedForward):
         swapped = swap(model, type(part), lambda _: part)
         if swapped is model:
@@ -194,16 +194,16 @@ def _with(model: ModelSpec, part: Spec) -> ModelSpec:
         if isinstance(part, slot):
             return swap(model, slot, lambda _: part)
     problem = f"{type(part).__name__} fits no slot"
-    raise SpecError("", f"{problem}; derive it from one of the slots of regard.catalogue.SLOTS")
+    raise SpecError("", f"{problem}; derive its class from a class in regard.catalogue.SLOTS")
 
 
 def _bare(model: ModelSpec) -> ModelSpec:
-    """Return the model without positions at the input."""
+    """Return the model without position vectors at the input."""
     return swap(model, Tokens, lambda tokens: replace(tokens, position=None))
 
 
 def streams(spec: ModelSpec) -> dict[str, tuple[Spec, ...]]:
-    """Return the inputs whose order may matter (source, target), each with the parts of the model that read it."""
+    """Return the parts of the model that read the source or target, by side, for sides whose order may matter."""
     if spec.ordered:
         return {"source": (spec,)} if spec.reads_source else {}
     sides: dict[str, tuple[Spec, ...]] = {}
@@ -216,9 +216,9 @@ def streams(spec: ModelSpec) -> dict[str, tuple[Spec, ...]]:
 
 
 def order(parts: Sequence[Spec], causal: bool) -> tuple[str | None, bool]:
-    """Return the kind of a part that makes order matter, or None, and whether order may matter.
+    """Return (kind, may): the kind of a part that makes token order matter, or None; whether order may matter.
 
-    With a causal mask, order always matters, so the kind is that of a part that reads positions. A branch that depends
+    With a causal mask, order always matters, so only parts that use positions count for `kind`. A layer that depends
     on order may or may not depend on positions, and an attention pattern may mask nothing in a short row.
     """
     inside = [inner for part in parts for inner in walk(part)]
@@ -231,14 +231,14 @@ def order(parts: Sequence[Spec], causal: bool) -> tuple[str | None, bool]:
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """An example for a model of any family; a family ignores the fields that it does not use."""
+    """A training example for any type of model; a model ignores the fields that it does not use."""
 
     source: tuple[int, ...]
     target: tuple[int, ...]  # input of the decoder
     labels: tuple[int, ...]  # the expected outputs of the decoder
-    weights: tuple[float, ...]
-    prefix: int
-    row_label: int
+    weights: tuple[float, ...]  # loss weights of the labels
+    prefix: int  # number of target tokens to which every token attends
+    row_label: int  # class of the whole text
 
 
 def examples(spec: ModelSpec, count: int, seed: int = 0) -> list[Example]:
@@ -261,18 +261,18 @@ def examples(spec: ModelSpec, count: int, seed: int = 0) -> list[Example]:
 
 
 def prefixed_by(spec: ModelSpec) -> bool:
-    """Return whether a batch for this model must mark a prefix, to which every token of the segment attends."""
+    """Return whether the model is a prefix language model, whose batches mark a prefix that every token attends to."""
     return isinstance(spec, DecoderOnly) and spec.visibility == "prefix" and not spec.reads_source
 
 
 def collate(
     spec: ModelSpec, rows: Sequence[Example], *, packed: bool = False, extra: int = 0, device: str = "cpu"
 ) -> Batch:
-    """Return a batch of examples with `extra` columns of padding, in one packed row if `packed` is True."""
+    """Return a batch of examples: one packed row, or one row per example. `extra` columns of padding are added."""
     task = getattr(spec, "task", None)
 
     def arrange(sequences: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Return ids, segments and positions."""
+        """Return (ids, segment numbers, positions or None)."""
         if packed:
             return pack([sequences], sum(map(len, sequences)) + extra)
         return (*pad(sequences, max(map(len, sequences)) + extra), None)
@@ -301,6 +301,6 @@ def collate(
 
 
 def _values(spec: ModelSpec, side: Literal["source", "target"], ids: Tensor) -> Tensor:
-    """Return the model's input on this side: the ids, or a fixed vector for each id if it reads vectors."""
+    """Return the model's input on one side: the ids, or a fixed vector for each id if the model reads vectors."""
     channels = spec.input.of(side).vector_channels
     return torch.randn(VOCAB, channels, generator=torch.Generator().manual_seed(3))[ids] if channels else ids
