@@ -1,4 +1,4 @@
-"""Shapes in signatures are checked while tests run: a wrong one fails where it is passed, with a sentence."""
+"""Fixtures of all tests. Tensor shapes in type annotations are checked while tests run."""
 
 from collections.abc import Iterator
 from importlib.util import find_spec
@@ -6,7 +6,7 @@ from importlib.util import find_spec
 import pytest
 from jaxtyping import install_import_hook
 
-# A lent GPU machine has no beartype; `make setup` always installs it.
+# A borrowed GPU machine may have no beartype; `make setup` always installs it.
 if find_spec("beartype"):
     install_import_hook("regard", "beartype.beartype")
 
@@ -15,7 +15,7 @@ from tests.learning import Learned
 
 @pytest.fixture(autouse=True, scope="session")
 def no_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """No test knows what another prepared, nor leaves anything in the cache of whoever runs it."""
+    """Use an empty cache, so that tests neither share prepared text nor write to the user's cache."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("REGARD_CACHE", str(tmp_path_factory.mktemp("cache")))
         patch.setenv("REGARD_CACHE_SIZE", "0")
@@ -23,7 +23,7 @@ def no_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark what compares something learned with a threshold, for bench/margins.py."""
+    """Mark tests that compare a trained model with a threshold (`learns`), for bench/margins.py."""
     for item in items:
         if "learned" in getattr(item, "fixturenames", ()):
             item.add_marker("learns")
@@ -31,5 +31,5 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture
 def learned(request: pytest.FixtureRequest) -> Learned:
-    """Asserts what was learned, with seeds to learn it from."""
+    """Return the object that compares a result of training with a threshold."""
     return Learned(request.node.nodeid)

@@ -1,4 +1,4 @@
-"""Thresholds on what a model has learned: asserted with a wide margin, and measured by `make test-margins`."""
+"""Compare results of training with thresholds that have a wide margin, which `make test-margins` measures."""
 
 import json
 import os
@@ -18,11 +18,11 @@ Task = Callable[[random.Random, int], Batch]
 
 
 class Learned:
-    """Compare what was learned with a threshold, and record it where REGARD_MARGINS names a file.
+    """Compare a result of training with a threshold, and append it to the file REGARD_MARGINS if that is set.
 
-    What a training ends with depends on rounding, hence on the CPU, the number of threads and the libraries. So the
-    threshold is at least three times worse than the value, and better than that of a model without the part under
-    test; `bench/margins.py` measures this in many settings, each with seeds of its own (REGARD_SEED_OFFSET).
+    The result of training depends on rounding, and so on the CPU, the number of threads and the libraries. So the
+    threshold is at least three times worse than the usual result, and better than the result of a model without the
+    part under test. `bench/margins.py` measures this in many settings with different seeds (REGARD_SEED_OFFSET).
     """
 
     def __init__(self, test: str) -> None:
@@ -30,14 +30,14 @@ class Learned:
 
     @staticmethod
     def seeds(count: int) -> list[int]:
-        """Random seeds of `count` trainings."""
+        """Return the random seeds for training `count` models."""
         first = int(os.environ.get("REGARD_SEED_OFFSET", "0")) * count
         return [*range(first, first + count)]
 
     def __call__(
         self, quantity: str, *values: float, broken: float, below: float | None = None, above: float | None = None
     ) -> None:
-        """Assert that the median of `values` is `below` or `above` a threshold; `broken` is that without the part."""
+        """Assert that the median of `values` is `below` or `above` a threshold. `broken`: value without the part."""
         threshold, sign = (below, 1) if below is not None else (above, -1)
         assert threshold is not None
         assert sign * threshold < sign * broken, "a model without the part would pass"
@@ -51,10 +51,10 @@ class Learned:
 
 
 def wrong_tokens(spec: ModelSpec, task: Task, seed: int, *, steps: int, rate: float) -> float:
-    """Share of held-out tokens that a model predicts wrongly after `steps` of Adam on fresh batches of a task.
+    """Train with `steps` steps of Adam on new batches of a task, and return the error rate on held-out tokens.
 
-    The learning rate falls to zero: at a constant one the error jumps up again and again, and where it stands after
-    the last step is chance.
+    The learning rate falls to zero. With a constant learning rate the error jumps up again and again, so the error
+    after the last step would depend on chance.
     """
     torch.set_default_dtype(torch.float32)
     model: Any = build(spec, seed=seed)
@@ -70,17 +70,17 @@ def wrong_tokens(spec: ModelSpec, task: Task, seed: int, *, steps: int, rate: fl
     batch = task(rng, 100)
     assert batch.target_seg is not None
     with torch.no_grad():
-        wrong = model.eval().log_probs(batch).argmax(-1) != batch.labels
-    return wrong[batch.target_seg != 0].double().mean().item()
+        is_wrong = model.eval().log_probs(batch).argmax(-1) != batch.labels
+    return is_wrong[batch.target_seg != 0].double().mean().item()
 
 
 def copying(*lengths: int) -> Task:
-    """Random tokens of six kinds, as many as one of `lengths` says, to be repeated."""
+    """Return the task of copying random sequences, whose lengths are drawn from `lengths`, over six tokens."""
     return lambda rng, rows: translation([(text, text) for text in _texts(rng, rows, lengths)])
 
 
 def reversing(*lengths: int) -> Task:
-    """Random tokens of six kinds, as many as one of `lengths` says, to be repeated backwards."""
+    """Return the task of reversing random sequences, whose lengths are drawn from `lengths`, over six tokens."""
     return lambda rng, rows: translation([(text, text[::-1]) for text in _texts(rng, rows, lengths)])
 
 

@@ -24,12 +24,12 @@ SMALL = (
 )  # fmt: skip
 
 
-class Said(subprocess.CompletedProcess[str]):
-    """What a command printed, and how it ended."""
+class Result(subprocess.CompletedProcess[str]):
+    """The output and the exit code of a command."""
 
 
-def regard(*words: str, stdin: bytes = b"", cwd: Path | None = None) -> Said:
-    """The command in this process, where torch is loaded already."""
+def regard(*words: str, stdin: bytes = b"", cwd: Path | None = None) -> Result:
+    """Run a command in this process, where torch is loaded already."""
     out, err = io.StringIO(), io.StringIO()
     with redirect_stdout(out), redirect_stderr(err), pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "argv", ["regard", *words])
@@ -39,14 +39,14 @@ def regard(*words: str, stdin: bytes = b"", cwd: Path | None = None) -> Said:
         if cwd:
             patch.chdir(cwd)
         handler = signal.getsignal(signal.SIGINT)
-        with pytest.raises(SystemExit) as left:
+        with pytest.raises(SystemExit) as exit_info:
             cli.main()
         signal.signal(signal.SIGINT, handler)
-    return Said(words, int(left.value.code or 0), out.getvalue(), err.getvalue())
+    return Result(words, int(exit_info.value.code or 0), out.getvalue(), err.getvalue())
 
 
 def process(*words: str) -> subprocess.Popen[bytes]:
-    """The command as a process of its own, that can be killed."""
+    """Start a command in a separate process, which can be killed."""
     env = {**os.environ, "NO_COLOR": "1", "OMP_NUM_THREADS": "1"}
     return subprocess.Popen(
         [sys.executable, "-m", "regard", *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=env
@@ -54,7 +54,7 @@ def process(*words: str) -> subprocess.Popen[bytes]:
 
 
 def complaint(*words: str, stdin: bytes = b"") -> str:
-    """The one sentence of a refused command."""
+    """Return the error message of a refused command, which is one sentence."""
     run = regard(*words, stdin=stdin)
     assert run.returncode == 2, run.stdout + run.stderr
     assert run.stdout == ""
@@ -94,22 +94,22 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     return files
 
 
-def training(corpus: dict[str, str], out: Path | str, *more: str) -> tuple[str, ...]:
-    """The words of a command that trains on the toy language; what `more` sets is not set before."""
-    given = {word.partition("=")[0] for word in more}
-    options = zip(SMALL[::2], SMALL[1::2], strict=True)
-    small = [word for option in options if option[1].partition("=")[0] not in given for word in option]
-    return ("train", "--source", corpus["source"], "--target", corpus["target"], "--out", str(out), *small, *more)
+def training(corpus: dict[str, str], out: Path | str, *options: str) -> tuple[str, ...]:
+    """Return the words of a command that trains on the toy language. `options` override those in SMALL."""
+    edited = {word.partition("=")[0] for word in options}
+    pairs = zip(SMALL[::2], SMALL[1::2], strict=True)
+    small = [word for option in pairs if option[1].partition("=")[0] not in edited for word in option]
+    return ("train", "--source", corpus["source"], "--target", corpus["target"], "--out", str(out), *small, *options)
 
 
 @pytest.fixture(scope="session")
 def run(corpus: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run that has learned the toy language."""
+    """A run trained on the toy language."""
     out = tmp_path_factory.mktemp("runs") / "toy"
     (seed,) = Learned.seeds(1)
-    said = regard(
+    result = regard(
         *training(corpus, out, "--set", "train.steps=300", "--set", "train.validate_every=75"),
         "--set", "model.dropout=0.0", "--set", "train.schedule=cosine", "--set", f"train.seed={1 + seed}",
     )  # fmt: skip
-    assert said.returncode == 0, said.stderr
+    assert result.returncode == 0, result.stderr
     return out

@@ -21,13 +21,13 @@ SMALL = (
 ROWS = ("--rows", "gelu,swiglu", "--seeds", "1")
 
 
-def ablation(corpus: dict[str, str], out: Path, *more: str) -> tuple[str, ...]:
+def ablation(corpus: dict[str, str], out: Path, *options: str) -> tuple[str, ...]:
     files = ("--source", corpus["source"], "--target", corpus["target"])
-    return ("ablate", *files, "--out", str(out), *SMALL, *more)
+    return ("ablate", *files, "--out", str(out), *SMALL, *options)
 
 
 def table(out: Path) -> dict[str, Any]:
-    """The table without what depends on how busy the machine was."""
+    """Return the table without speeds, which depend on how busy the machine was."""
     output = json.loads((out / "table.json").read_text())
     for row in output["rows"]:
         del row["speed"]
@@ -35,7 +35,7 @@ def table(out: Path) -> dict[str, Any]:
 
 
 def listed(out: Path) -> list[str]:
-    """The hashes of finished runs; a last line may still be being written."""
+    """Return the hashes of finished runs; a partly written last line is skipped."""
     path = out / "results.jsonl"
     lines = path.read_text().split("\n")[:-1] if path.exists() else []
     return [json.loads(line)["hash"] for line in lines]
@@ -71,7 +71,7 @@ def test_the_table_has_all_columns(straight: Path, learned: Learned) -> None:
 
 
 def children(pid: int) -> list[int]:
-    """Of all threads of a process."""
+    """Return the child processes of all threads of a process."""
     return [int(child) for path in Path(f"/proc/{pid}/task").glob("*/children") for child in path.read_text().split()]
 
 

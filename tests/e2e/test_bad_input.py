@@ -18,20 +18,20 @@ def files(tmp_path: Path) -> dict[str, str]:
     }
 
 
-def refused(files: dict[str, str], tmp_path: Path, *more: str) -> str:
-    """The complaint of a training that leaves nothing behind."""
+def refused(files: dict[str, str], tmp_path: Path, *options: str) -> str:
+    """Return the error message of a refused training, which leaves no files behind."""
     out = tmp_path / "run"
-    said = complaint("train", "--source", files["en"], "--target", files["de"], "--out", str(out), *more)
+    message = complaint("train", "--source", files["en"], "--target", files["de"], "--out", str(out), *options)
     assert not out.exists()
     assert not list(tmp_path.glob(".*"))
-    return said
+    return message
 
 
 def test_files_of_unequal_length(files: dict[str, str], tmp_path: Path) -> None:
     write(Path(files["de"]), ["x"] * 99)
-    said = refused(files, tmp_path)
-    assert "100" in said
-    assert "99" in said
+    message = refused(files, tmp_path)
+    assert "100" in message
+    assert "99" in message
 
 
 def test_a_binary_file(files: dict[str, str], tmp_path: Path) -> None:
@@ -41,9 +41,9 @@ def test_a_binary_file(files: dict[str, str], tmp_path: Path) -> None:
 
 def test_not_utf8_names_the_line(files: dict[str, str], tmp_path: Path) -> None:
     Path(files["de"]).write_bytes(b"gut\n" * 40 + b"gr\xfcn\n" + b"gut\n" * 59)
-    said = refused(files, tmp_path)
-    assert "line 41" in said
-    assert "UTF-8" in said
+    message = refused(files, tmp_path)
+    assert "line 41" in message
+    assert "UTF-8" in message
 
 
 def test_an_empty_file(files: dict[str, str], tmp_path: Path) -> None:
@@ -65,7 +65,7 @@ def test_a_vocabulary_larger_than_the_corpus_supports(files: dict[str, str], tmp
     assert "supports a vocabulary of at most" in refused(files, tmp_path, "--set", "data.tokenizer.vocab=30000")
 
 
-def test_settings_that_cannot_be(files: dict[str, str], tmp_path: Path) -> None:
+def test_invalid_settings_are_refused(files: dict[str, str], tmp_path: Path) -> None:
     assert "did you mean 'steps'" in refused(files, tmp_path, "--set", "train.step=3")
     assert "did you mean 'depth'" in refused(files, tmp_path, "--set", "model.decoder.dept=3")
     assert "unknown key 'decod'" in refused(files, tmp_path, "--set", "decod.beams=3")
@@ -86,7 +86,7 @@ def test_half_a_pair_of_files_and_no_files_at_all(files: dict[str, str], tmp_pat
     assert "--target" in complaint("train", "--source", files["en"], "--out", out)
     assert "no training text is given" in complaint("train", "--out", out)
     assert "--out" in complaint("train", "--source", files["en"], "--target", files["de"])
-    both = (
+    options = (
         "--source",
         files["en"],
         "--target",
@@ -96,19 +96,19 @@ def test_half_a_pair_of_files_and_no_files_at_all(files: dict[str, str], tmp_pat
         "--valid-target",
         files["de"],
     )
-    assert "second validation text" in complaint("train", *both, "--valid", files["en"], "--out", out)
+    assert "second validation text" in complaint("train", *options, "--valid", files["en"], "--out", out)
     assert "cannot be mixed" in complaint("train", "--text", files["en"], "--tsv", files["de"], "--out", out)
 
 
 def test_a_target_identical_to_its_source_is_a_warning(files: dict[str, str], tmp_path: Path) -> None:
     shutil.copy(files["en"], files["de"])
-    said = regard(
+    result = regard(
         "train", "--source", files["en"], "--target", files["de"], "--out", str(tmp_path / "run"),
         "--set", "train.steps=1", "--set", "model.d_model=16", "--set", "train.decode=1",
     )  # fmt: skip
-    assert said.returncode == 0
-    assert "warning" in said.stderr
-    assert "the target is the source" in said.stderr
+    assert result.returncode == 0
+    assert "warning" in result.stderr
+    assert "the target is the source" in result.stderr
 
 
 def test_a_folder_that_exists_is_never_written_into(run: Path, corpus: dict[str, str]) -> None:
@@ -159,30 +159,30 @@ def test_a_recipe_that_names_code_is_not_run(copy: Path) -> None:
     assert regard("translate", str(copy), "--trust-code", stdin=b"one\n").returncode == 0
 
 
-def test_searches_that_cannot_be(run: Path) -> None:
-    def said(*words: str) -> str:
+def test_invalid_searches_are_refused(run: Path) -> None:
+    def message(*words: str) -> str:
         return complaint("translate", str(run), *words, stdin=b"one\n")
 
-    assert "is too small for 3 outputs" in said("--beam", "2", "--n-best", "3")
-    assert "choose one" in said("--beam", "2", "--temperature", "0.5")
-    assert "temperature" in said("--temperature", "-1")
-    assert "alpha" in said("--set", "alpa=2")
-    assert "streamed" in said("--stream")
+    assert "is too small for 3 outputs" in message("--beam", "2", "--n-best", "3")
+    assert "choose one" in message("--beam", "2", "--temperature", "0.5")
+    assert "temperature" in message("--temperature", "-1")
+    assert "alpha" in message("--set", "alpa=2")
+    assert "streamed" in message("--stream")
     result = regard("translate", str(run), "--beam", "0", stdin=b"one\n")
     assert result.returncode == 2
     assert "Traceback" not in result.stderr
 
 
 def test_standard_input_that_is_not_text(run: Path) -> None:
-    said = regard("translate", str(run), stdin=b"one\n\xff\n")
-    assert said.returncode == 2
-    assert said.stdout.count("\n") == 1  # of the line before it
-    assert "line 2" in said.stderr
+    result = regard("translate", str(run), stdin=b"one\n\xff\n")
+    assert result.returncode == 2
+    assert result.stdout.count("\n") == 1  # of the line before it
+    assert "line 2" in result.stderr
 
 
-def test_packed_files_must_be_what_they_say(files: dict[str, str], tmp_path: Path) -> None:
+def test_a_truncated_gzip_file_is_refused(files: dict[str, str], tmp_path: Path) -> None:
     with gzip.open(tmp_path / "de.gz", "wt") as file:
         file.write("x\n" * 100)
     (tmp_path / "de.gz").write_bytes((tmp_path / "de.gz").read_bytes()[:20])
-    said = refused(files | {"de": str(tmp_path / "de.gz")}, tmp_path)
-    assert "de.gz" in said
+    message = refused(files | {"de": str(tmp_path / "de.gz")}, tmp_path)
+    assert "de.gz" in message

@@ -74,8 +74,8 @@ def test_table_names_the_machine_and_warns_of_few_rounds() -> None:
 
 def test_missing_peers_are_named_and_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(peers, "find_spec", lambda name: None if name in ("joeynmt", "fairseq") else object())
-    here, missing = chosen(None, "train")
-    assert [peer.name for peer in here] == ["hf", "xtransformers", "torch"]
+    installed, missing = chosen(None, "train")
+    assert [peer.name for peer in installed] == ["hf", "xtransformers", "torch"]
     assert [peer.name for peer in missing] == ["joeynmt", "fairseq"]
     result = complaint("bench", "train", "--against", "hf,fairseq")
     assert result == "--against: fairseq is not installed; make test-oracles installs it"
@@ -107,13 +107,13 @@ def test_peer_that_fails_to_import_is_refused(monkeypatch: pytest.MonkeyPatch) -
 def test_batches_contain_every_sentence_once_and_count_real_tokens() -> None:
     pairs = sentences(TINY, 300, seed=1)
     assert np.mean([len(target) + 1 for _, target in pairs]) == pytest.approx(TINY.length, rel=0.1)
-    wanted = sum(len(target) + 1 for _, target in pairs)
+    expected = sum(len(target) + 1 for _, target in pairs)
     batches = padded(pairs, 64, seed=1)
-    assert sum(labels(batch) for batch in batches) == wanted
+    assert sum(labels(batch) for batch in batches) == expected
     assert all(batch.target.numel() <= 64 for batch in batches)
     rows = packed(pairs, 256, 64, seed=1)
     assert {tuple(batch.target.shape) for batch in rows} == {(4, 64)}
-    assert wanted - 5 * 64 < sum(labels(batch) for batch in rows) <= wanted
+    assert expected - 5 * 64 < sum(labels(batch) for batch in rows) <= expected
 
 
 def test_ratios_are_taken_round_by_round_against_the_fastest_peer() -> None:

@@ -1,4 +1,4 @@
-"""The cache as a user meets it: a second start is from the cache, and everything about it can be seen and cleared."""
+"""The cache: a second run reads its data from the cache, and `regard cache` lists and clears it."""
 
 import json
 from pathlib import Path
@@ -23,16 +23,16 @@ def weights(run: Path) -> dict[str, list[float]]:
     return {name: tensor.tolist() for name, tensor in load_file(run / "weights-final.safetensors").items()}
 
 
-def test_a_second_run_takes_its_data_from_the_cache(corpus: dict[str, str], tmp_path: Path, folder: Path) -> None:
-    said = [regard(*training(corpus, tmp_path / f"run{n}", *FEW)) for n in range(2)]
-    assert [run.returncode for run in said] == [0, 0], said[1].stderr
-    assert [TAKEN in run.stdout + run.stderr for run in said] == [False, True]
+def test_a_second_run_reads_its_data_from_the_cache(corpus: dict[str, str], tmp_path: Path, folder: Path) -> None:
+    results = [regard(*training(corpus, tmp_path / f"run{n}", *FEW)) for n in range(2)]
+    assert [run.returncode for run in results] == [0, 0], results[1].stderr
+    assert [TAKEN in run.stdout + run.stderr for run in results] == [False, True]
     assert weights(tmp_path / "run0") == weights(tmp_path / "run1")
 
-    shown = json.loads(regard("cache", "--json").stdout)
-    assert (shown["folder"], len(shown["entries"]), shown["removed"]) == (str(folder), 1, 0)
-    assert shown["entries"][0]["files"] == ["train.en", "train.de"]
-    assert shown["size"] == shown["entries"][0]["size"] > 0
+    cache = json.loads(regard("cache", "--json").stdout)
+    assert (cache["folder"], len(cache["entries"]), cache["removed"]) == (str(folder), 1, 0)
+    assert cache["entries"][0]["files"] == ["train.en", "train.de"]
+    assert cache["size"] == cache["entries"][0]["size"] > 0
     assert "1 text," in regard("cache").stdout
     assert "train.en, train.de" in regard("cache").stdout
 
@@ -45,20 +45,20 @@ def test_a_second_run_takes_its_data_from_the_cache(corpus: dict[str, str], tmp_
     assert weights(tmp_path / "run2") == weights(tmp_path / "run0")
 
 
-def test_resuming_never_looks_into_the_cache(corpus: dict[str, str], tmp_path: Path, folder: Path) -> None:
+def test_resume_does_not_read_the_cache(corpus: dict[str, str], tmp_path: Path, folder: Path) -> None:
     assert regard(*training(corpus, tmp_path / "run", *FEW)).returncode == 0
     for path in (tmp_path / "run").glob("recipe.json"):  # as if killed before the recipe was chosen
         path.unlink()
     (tmp_path / "run" / "weights-final.safetensors").unlink()
     for path in (tmp_path / "run").glob("*-0000*"):
         path.unlink()
-    said = regard("resume", str(tmp_path / "run"))
-    assert said.returncode == 0, said.stderr
-    assert TAKEN not in said.stdout + said.stderr
-    assert "Reading the text" in said.stdout + said.stderr
+    result = regard("resume", str(tmp_path / "run"))
+    assert result.returncode == 0, result.stderr
+    assert TAKEN not in result.stdout + result.stderr
+    assert "Reading the text" in result.stdout + result.stderr
 
 
-def test_a_size_that_is_none_is_one_sentence(
+def test_an_invalid_cache_size_is_refused(
     corpus: dict[str, str], tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("REGARD_CACHE_SIZE", "much")
@@ -67,7 +67,7 @@ def test_a_size_that_is_none_is_one_sentence(
     assert not (tmp_path / "run").exists()
 
 
-def test_the_help_says_where_it_is_and_how_to_clear_it() -> None:
+def test_the_help_names_the_folder_and_the_options() -> None:
     text = " ".join(regard("cache", "--help").stdout.split())
     assert all(word in text for word in ("REGARD_CACHE,", "XDG_CACHE_HOME", "REGARD_CACHE_SIZE", "--clear"))
     assert "--no-cache" in regard("train", "--help").stdout

@@ -1,4 +1,4 @@
-"""A stored loss curve: a change that should alter no numbers proves it here, one that does alters this file."""
+"""A stored loss curve, which only changes that are meant to alter numbers may alter."""
 
 import torch
 
@@ -28,14 +28,14 @@ def losses() -> list[float]:
     model = build(spec, seed=7).double().eval()
     batch = tiny.collate(spec, tiny.examples(spec, 6, seed=3))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    seen = []
+    curve = []
     for _ in range(12):
         total, tokens, _, _ = model.loss(batch)
-        seen.append((total / tokens).item())
+        curve.append((total / tokens).item())
         optimizer.zero_grad()
         (total / tokens).backward()
         optimizer.step()
-    return seen
+    return curve
 
 
 def test_the_curve_is_the_stored_one(learned: Learned) -> None:

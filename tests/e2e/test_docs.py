@@ -1,4 +1,4 @@
-"""The documentation is run: its programs and commands, its links, and the generated page."""
+"""The documentation: its programs and commands run, its links exist, and the generated page is up to date."""
 
 import json
 import os
@@ -18,7 +18,7 @@ from regard import count
 from .conftest import regard, reversed_pairs, write
 
 ROOT = Path(__file__).parents[2]
-SHORT = ("train.steps=2", "train.decode=2", "model.d_model=24")  # makes a training of a page short
+SHORT = ("train.steps=2", "train.decode=2", "model.d_model=24")  # shortens the training runs of a page
 SIGNS = ("<", ">", "|")
 Blocks = list[tuple[str, str]]
 
@@ -85,14 +85,14 @@ def code_lines(block: str) -> int:
 
 def save(content: Blocks) -> Blocks:
     """Write the Python blocks that begin with `# name.py` to such files; return the others."""
-    others = []
+    remaining = []
     for language, block in content:
         name = re.match(r"# (\w+\.py)\n", block)
         if language == "python" and name:
             Path(name.group(1)).write_text(block, encoding="utf-8")
         else:
-            others.append((language, block))
-    return others
+            remaining.append((language, block))
+    return remaining
 
 
 @pytest.fixture
@@ -119,10 +119,10 @@ EXAMPLES = {heading: content for heading, content in sections("docs/extend.md").
 def test_extension_from_outside_the_package_runs(heading: str, desk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its files are under 30 lines of code; its commands and scripts succeed, in their order."""
     monkeypatch.syspath_prepend(desk)
-    others = save(EXAMPLES[heading])
+    remaining = save(EXAMPLES[heading])
     assert all(code_lines(file.read_text()) < 30 for file in desk.glob("*.py"))
     try:
-        for language, block in others:
+        for language, block in remaining:
             for command in commands([(language, block)]):
                 execute(command)
             if language == "python":
@@ -198,7 +198,7 @@ def test_readme_is_short() -> None:
     assert len(text("README.md").splitlines()) < 200
 
 
-def test_links_lead_somewhere() -> None:
+def test_links_lead_to_existing_files() -> None:
     for page in [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("recipes/*.md")]:
         for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text(encoding="utf-8")):
             assert (page.parent / target).exists(), f"{page.relative_to(ROOT)} links to {target}"

@@ -1,4 +1,4 @@
-"""Hostile input: whatever is given, one sentence and a stated exit code, no traceback, and nothing left behind."""
+"""Hostile input gives one sentence and the documented exit code, no traceback, and no files left behind."""
 
 import gzip
 import io
@@ -22,7 +22,7 @@ from regard.errors import DataError
 from regard.runs import evaluate as report
 from regard.training.executor import Eager
 
-from .conftest import Said, regard, write
+from .conftest import Result, regard, write
 
 TINY = (
     "--set", "model.d_model=16", "--set", "model.heads=2", "--set", "model.encoder.depth=1",
@@ -53,8 +53,8 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
     source, target = write(folder / "en", ["a b"] * 30 + ["a"] * 30), write(folder / "de", ["c d"] * 30 + ["c"] * 30)
     out = folder / "[/x] [bold] :cat:"
     words = ("train", "--source", source, "--target", target, "--out", str(out), *TINY)
-    said = regard(*words, "--set", "train.steps=2", "--set", "data.max_len=8", "--set", "data.held_out=0")
-    assert said.returncode == 0, said.stderr
+    result = regard(*words, "--set", "train.steps=2", "--set", "data.max_len=8", "--set", "data.held_out=0")
+    assert result.returncode == 0, result.stderr
     return out
 
 
@@ -63,29 +63,29 @@ def everything(folder: Path) -> set[Path]:
 
 
 def sentence(*words: str, stdin: bytes = b"") -> str:
-    """The only thing that a refused command says."""
+    """Return the error message of a refused command, which prints nothing else."""
     return one_sentence(regard(*words, stdin=stdin))
 
 
-def one_sentence(said: Said) -> str:
-    assert said.returncode == 2, said.stdout + said.stderr
-    assert said.stdout == ""
-    lines = said.stderr.splitlines()
-    assert len(lines) == 1, said.stderr
+def one_sentence(result: Result) -> str:
+    assert result.returncode == 2, result.stdout + result.stderr
+    assert result.stdout == ""
+    lines = result.stderr.splitlines()
+    assert len(lines) == 1, result.stderr
     assert lines[0].startswith("regard: ")
     return lines[0].removeprefix("regard: ")
 
 
 def refused(folder: Path, *words: str) -> str:
-    """The sentence of a training that leaves nothing behind."""
+    """Return the error message of a refused training, which leaves no files behind."""
     before = everything(folder)
-    found = sentence("train", "--out", str(folder / "run"), *words, *TINY)
+    message = sentence("train", "--out", str(folder / "run"), *words, *TINY)
     assert everything(folder) == before
-    return found
+    return message
 
 
 def unread(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No text may be read from here on."""
+    """Raise an error if any text is read from here on."""
 
     def never(*_: Any, **__: Any) -> None:
         raise AssertionError("the text was read")
@@ -104,10 +104,10 @@ def test_a_first_step_without_memory(
         raise error
 
     monkeypatch.setattr(Eager, "run", fail)
-    found = refused(tmp_path, "--tsv", files["tsv"], "--set", "data.batching.tokens=4000")
-    assert "memory ran out on cpu" in found
-    assert "a batch of 4,000 tokens is too much; try --set data.batching.tokens=" in found
-    assert "--set train.accumulate=" in found
+    message = refused(tmp_path, "--tsv", files["tsv"], "--set", "data.batching.tokens=4000")
+    assert "memory ran out on cpu" in message
+    assert "a batch of 4,000 tokens is too much; try --set data.batching.tokens=" in message
+    assert "--set train.accumulate=" in message
 
 
 def test_a_later_step_without_memory_loses_nothing(
@@ -116,17 +116,17 @@ def test_a_later_step_without_memory_loses_nothing(
     out, steps, run = tmp_path / "run", [0], Eager.run
     words = [f"--set={change}" for change in ("train.steps=4", "train.validate_every=2", "data.batching.tokens=100")]
 
-    def fail(self: Eager, *given: Any) -> Any:
+    def fail(self: Eager, *arguments: Any) -> Any:
         steps[0] += 1
         if steps[0] == 4:
             raise NO_MEMORY[0]
-        return run(self, *given)
+        return run(self, *arguments)
 
     with monkeypatch.context() as patch:
         patch.setattr(Eager, "run", fail)
-        found = sentence("train", "--tsv", files["tsv"], "--out", str(out), *words, *TINY)
-    assert "a batch of 100 tokens is too much; try --set data.batching.tokens=50" in found
-    assert f"the checkpoint of step 2 is intact: continue from its weights with regard train --from {out}" in found
+        message = sentence("train", "--tsv", files["tsv"], "--out", str(out), *words, *TINY)
+    assert "a batch of 100 tokens is too much; try --set data.batching.tokens=50" in message
+    assert f"the checkpoint of step 2 is intact: continue from its weights with regard train --from {out}" in message
     assert regard("resume", str(out), "-q").returncode == 0
     assert (out / "weights-final.safetensors").exists()
 
@@ -151,21 +151,21 @@ def test_other_errors_are_not_called_a_lack_of_memory(tiny: Path, monkeypatch: p
 # -- where the output goes
 
 
-def on_stdout(stdout: Any, *words: str) -> Said:
-    """A command whose output goes to a file of the system."""
+def on_stdout(stdout: Any, *words: str) -> Result:
+    """Run a command with its output sent to `stdout`."""
     err, handler = io.StringIO(), signal.getsignal(signal.SIGINT)
     with redirect_stderr(err), pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "argv", ["regard", *words])
         patch.setattr(sys, "stdout", stdout)
         patch.setenv("NO_COLOR", "1")
         try:
-            with pytest.raises(SystemExit) as left:
+            with pytest.raises(SystemExit) as exit_info:
                 cli.main()
         finally:
             signal.signal(signal.SIGINT, handler)
             if not isinstance(stdout, io.StringIO | Buffered):
                 stdout.close()
-    return Said(words, int(left.value.code or 0), "", err.getvalue())
+    return Result(words, int(exit_info.value.code or 0), "", err.getvalue())
 
 
 COMMANDS = [("--help",), ("show",), ("show", "transformer_tiny"), ("show", "transformer_tiny", "--json"), ("cache",)]
@@ -174,16 +174,16 @@ COMMANDS = [("--help",), ("show",), ("show", "transformer_tiny"), ("show", "tran
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full")
 @pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
 def test_a_full_disk_under_the_output(words: tuple[str, ...]) -> None:
-    found = one_sentence(on_stdout(open("/dev/full", "w"), *words))  # noqa: SIM115  # closed with the last reference
-    assert "No space left on device" in found
+    message = one_sentence(on_stdout(open("/dev/full", "w"), *words))  # noqa: SIM115  # closed with the last reference
+    assert "No space left on device" in message
 
 
 @pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
-def test_a_reader_that_has_enough(words: tuple[str, ...]) -> None:
+def test_a_closed_pipe_ends_the_command_quietly(words: tuple[str, ...]) -> None:
     read, written = os.pipe()
     os.close(read)
-    said = on_stdout(open(written, "w"), *words)  # noqa: SIM115
-    assert (said.returncode, said.stderr) == (141, "")
+    result = on_stdout(open(written, "w"), *words)  # noqa: SIM115
+    assert (result.returncode, result.stderr) == (141, "")
 
 
 class Buffered(io.TextIOWrapper):
@@ -217,29 +217,29 @@ def test_arguments_that_are_not_utf8() -> None:
 
 
 def test_markup_in_a_path_is_text(tiny: Path, tmp_path: Path) -> None:
-    said = regard("show", str(tiny))
-    assert said.returncode == 0, said.stderr
-    assert said.stdout.count("[/x] [bold] :cat:") >= 2  # the root of the tree, and the fact `run`
+    result = regard("show", str(tiny))
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.count("[/x] [bold] :cat:") >= 2  # the root of the tree, and the fact `run`
     path = tmp_path / "[bold] :cat: [" / "x].json"
     path.parent.mkdir()
     path.write_text('{"model": {"preset": "transformer_tiny"}}')
-    said = regard("show", str(path), "--set", "decoder.depth=2")
-    assert said.returncode == 0, said.stderr
-    assert "[bold] :cat: [/x].json" in said.stdout
+    result = regard("show", str(path), "--set", "decoder.depth=2")
+    assert result.returncode == 0, result.stderr
+    assert "[bold] :cat: [/x].json" in result.stdout
     assert "[/x]" in sentence("show", "[/x]")
-    said = regard("show", "transformer_tiny", "[/x]")
-    assert said.returncode == 2
-    assert "[/x]" in said.stderr
+    result = regard("show", "transformer_tiny", "[/x]")
+    assert result.returncode == 2
+    assert "[/x]" in result.stderr
 
 
-# -- files that are edited by hand or made to hurt
+# -- files that are damaged or hostile
 
 
 def nested(levels: int, opening: str = "[", closing: str = "]") -> str:
     return opening * levels + closing * levels
 
 
-def test_values_nested_without_end(files: dict[str, str], tmp_path: Path) -> None:
+def test_deeply_nested_values_are_refused(files: dict[str, str], tmp_path: Path) -> None:
     deep = nested(50_000)
     for name, content in (("a.json", f'{{"model": {deep}}}'), ("b.toml", f"model = {deep}")):
         (tmp_path / name).write_text(content)
@@ -257,7 +257,7 @@ def test_values_nested_without_end(files: dict[str, str], tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("value", ["1" * 5000, "0x" + "f" * 5000, "1e999", "nan", "99999999999999999999", '"\\ud800"'])
-def test_numbers_that_are_none(value: str, files: dict[str, str], tmp_path: Path) -> None:
+def test_invalid_numbers_are_refused(value: str, files: dict[str, str], tmp_path: Path) -> None:
     assert "train.steps" in refused(tmp_path, "--tsv", files["tsv"], "--set", f"train.steps={value}")
     assert "clip" in refused(tmp_path, "--tsv", files["tsv"], "--set", f"train.clip={value}")
 
@@ -270,21 +270,21 @@ def test_sections_of_a_wrong_type(field: str, value: Any, files: dict[str, str],
 
 
 @pytest.mark.parametrize(
-    ("content", "said"),
+    ("content", "problem"),
     [
         ('{"data": 5}', "train: is missing"),
         ("[]", "does not contain a JSON object"),
         ('{"data": NaN', "cannot be read"),
     ],
 )
-def test_a_run_that_was_edited_before_it_began(content: str, said: str, tmp_path: Path) -> None:
+def test_a_damaged_request_is_refused(content: str, problem: str, tmp_path: Path) -> None:
     (tmp_path / "request.json").write_text(content)
-    found = sentence("resume", str(tmp_path), "--threads", "1", "--device", "cpu", "-q")
-    assert str(tmp_path / "request.json") in found
-    assert said in found
+    message = sentence("resume", str(tmp_path), "--threads", "1", "--device", "cpu", "-q")
+    assert str(tmp_path / "request.json") in message
+    assert problem in message
 
 
-def test_a_line_without_end(files: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_very_long_line_is_refused(files: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(text, "MAX_LINE", 3 << 20)
     bomb = b"good\n" + b"a" * (8 << 20)
     (tmp_path / "bomb").write_bytes(bomb)
@@ -292,16 +292,16 @@ def test_a_line_without_end(files: dict[str, str], tmp_path: Path, monkeypatch: 
         file.write(bomb)
     for name in ("bomb", "bomb.gz"):
         path = str(tmp_path / name)
-        said = f"{path}: line 2 is longer than 3 MiB; break the text into lines"
-        assert said in refused(tmp_path, "--source", path, "--target", files["de"])
+        message = f"{path}: line 2 is longer than 3 MiB; break the text into lines"
+        assert message in refused(tmp_path, "--source", path, "--target", files["de"])
         with pytest.raises(DataError) as raised, open(path, "rb") as stream:
             list(text.decoded_lines(stream if name == "bomb" else gzip.GzipFile(fileobj=stream), path))
-        assert str(raised.value) == said
+        assert str(raised.value) == message
     (tmp_path / "bomb").write_bytes(b"a\tb\n" + b"a" * (8 << 20) + b"\tb")
     assert "line 2 is longer" in refused(tmp_path, "--tsv", str(tmp_path / "bomb"))
 
 
-# -- nothing is written before all is known
+# -- nothing is written before all options are checked
 
 
 def test_a_demo_into_a_folder_that_exists(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -313,7 +313,7 @@ def test_a_demo_into_a_folder_that_exists(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize(
-    ("said", "words"),
+    ("problem", "words"),
     [
         ("did you mean 'rotary'", ("--variant", "rotari")),
         ("'rotary' is given twice", ("--variant", "rotary", "--variant", "rotary")),
@@ -333,15 +333,15 @@ def test_a_demo_into_a_folder_that_exists(tmp_path: Path, monkeypatch: pytest.Mo
         ("--from uses the tokenizer", ("--from", "runs/x", "--set", "data.tokenizer=bytes")),
     ],
 )
-def test_what_needs_no_text_is_refused_before_it_is_read(
-    said: str, words: tuple[str, ...], files: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_invalid_options_are_refused_before_text_is_read(
+    problem: str, words: tuple[str, ...], files: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     unread(monkeypatch)
     before = everything(tmp_path)
     small = () if {"--preset", "--from"} & set(words) else ("--set", "model.d_model=16")
     device = () if "--device" in words else ("--device", "cpu")
-    given = ("train", "--tsv", files["tsv"], "--out", str(tmp_path / "run"), "-q", *device, *small, *words)
-    assert said in sentence(*given)
+    command = ("train", "--tsv", files["tsv"], "--out", str(tmp_path / "run"), "-q", *device, *small, *words)
+    assert problem in sentence(*command)
     assert everything(tmp_path) == before
 
 
@@ -350,11 +350,11 @@ def test_what_needs_no_text_is_refused_before_it_is_read(
 
 def test_columns_beyond_the_second_are_named(files: dict[str, str], tmp_path: Path) -> None:
     lines = [f"{line}\tCC-BY {i}" for i, line in enumerate(Path(files["tsv"]).read_text().splitlines())]
-    three = write(tmp_path / "three", lines)
+    path = write(tmp_path / "three", lines)
     out = str(tmp_path / "run")
-    said = regard("train", "--tsv", three, "--out", out, *TINY[:-1], "--set", "train.steps=1")
-    assert said.returncode == 0, said.stderr
-    assert said.stderr.count("has 3 columns between tabs; only the first two are read") == 1
+    result = regard("train", "--tsv", path, "--out", out, *TINY[:-1], "--set", "train.steps=1")
+    assert result.returncode == 0, result.stderr
+    assert result.stderr.count("has 3 columns between tabs; only the first two are read") == 1
     folder = tmp_path / "ragged"
     folder.mkdir()
     ragged = write(folder / "tsv", ["a\tb", "c\td", "e\tf\tg"])
@@ -380,21 +380,21 @@ def pipes(folder: Path, **contents: str) -> Iterator[dict[str, str]]:
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no named pipes")
-def test_a_pipe_is_as_good_as_a_file(files: dict[str, str], tmp_path: Path) -> None:
+def test_a_pipe_gives_the_same_run_as_a_file(files: dict[str, str], tmp_path: Path) -> None:
     contents = {"en": Path(files["en"]).read_text(), "de": Path(files["de"]).read_text()}
     digests = []
     with pipes(tmp_path, **contents) as piped:
-        for number, given in enumerate((files, piped)):
-            words = ("train", "--source", given["en"], "--target", given["de"], "--set", "train.steps=1", *TINY)
-            said = regard(*words, "--out", str(tmp_path / f"run-{number}"), "--json")
-            assert said.returncode == 0, said.stderr
-            digests.append(json.loads(said.stdout)["weights_sha256"])
+        for number, paths in enumerate((files, piped)):
+            words = ("train", "--source", paths["en"], "--target", paths["de"], "--set", "train.steps=1", *TINY)
+            result = regard(*words, "--out", str(tmp_path / f"run-{number}"), "--json")
+            assert result.returncode == 0, result.stderr
+            digests.append(json.loads(result.stdout)["weights_sha256"])
     assert digests[0] == digests[1]
     assert not list((tmp_path / "run-1").glob(".text*"))
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no named pipes")
-def test_what_is_wrong_in_a_pipe_is_said_of_the_pipe(files: dict[str, str], tmp_path: Path) -> None:
+def test_errors_in_a_pipe_name_the_pipe(files: dict[str, str], tmp_path: Path) -> None:
     with pipes(tmp_path, tsv="a\tb\nc\n") as piped:
         assert f"{piped['tsv']}: line 2 has 1 column" in refused(tmp_path, "--tsv", piped["tsv"])
     (tmp_path / "tsv.pipe").unlink()
@@ -408,11 +408,11 @@ def test_what_is_wrong_in_a_pipe_is_said_of_the_pipe(files: dict[str, str], tmp_
     assert "is a pipe" in sentence(*words)
 
 
-def test_a_warning_for_many_lines_is_one_with_a_count(tiny: Path) -> None:
+def test_repeated_warnings_are_counted(tiny: Path) -> None:
     long = b"a b\n" + b"a b a b a b a b a b a b\n" * 40
-    said = regard("translate", str(tiny), "--beam", "1", "--max-len", "2", "--device", "cpu", stdin=long)
-    assert said.returncode == 0
-    assert len(said.stdout.splitlines()) == 41
-    first, more = said.stderr.splitlines()
+    result = regard("translate", str(tiny), "--beam", "1", "--max-len", "2", "--device", "cpu", stdin=long)
+    assert result.returncode == 0
+    assert len(result.stdout.splitlines()) == 41
+    first, count = result.stderr.splitlines()
     assert first.startswith("regard: warning: line 2: ")
-    assert more.startswith("regard: warning: 39 more like this one: line 2: ")
+    assert count.startswith("regard: warning: 39 more like this one: line 2: ")

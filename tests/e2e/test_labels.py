@@ -1,4 +1,4 @@
-"""A classifier that goes on with other text keeps the meaning of its classes."""
+"""A classifier that is fine-tuned on other text keeps the meaning of its classes."""
 
 import json
 import os
@@ -22,7 +22,7 @@ SHAPE = (
     "--set",
     "data.tokenizer=bytes",
 )
-STILL = ("--set", "train.optimizer.learning_rate=1e-9")  # so that what was known is still what is said
+STILL = ("--set", "train.optimizer.learning_rate=1e-9")  # so that predictions hardly change
 
 
 def text_of(path: Path, *labels: str) -> str:
@@ -33,8 +33,8 @@ def text_of(path: Path, *labels: str) -> str:
 def parent(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("classifier")
     words = ("train", "--labelled", text_of(folder / "text", "m", "q", "d"), "--out", str(folder / "run"))
-    said = regard(*words, *TINY, *SHAPE)
-    assert said.returncode == 0, said.stderr
+    result = regard(*words, *TINY, *SHAPE)
+    assert result.returncode == 0, result.stderr
     return folder / "run"
 
 
@@ -43,7 +43,7 @@ def probabilities(run: Path) -> dict[str, float]:
 
 
 @pytest.mark.parametrize(
-    ("labels", "after"),
+    ("labels", "expected"),
     [
         (("q", "d", "m"), ("d", "m", "q")),  # another order
         (("q", "m"), ("d", "m", "q")),  # fewer
@@ -52,26 +52,28 @@ def probabilities(run: Path) -> dict[str, float]:
     ],
     ids=",".join,
 )
-def test_the_classes_stay_what_they_are(
-    parent: Path, tmp_path: Path, labels: tuple[str, ...], after: tuple[str, ...]
+def test_fine_tuning_keeps_classes_and_their_order(
+    parent: Path, tmp_path: Path, labels: tuple[str, ...], expected: tuple[str, ...]
 ) -> None:
     out = tmp_path / "out"
     text = text_of(tmp_path / "text", *labels)
-    said = regard("train", "--labelled", text, "--from", str(parent), "--out", str(out), *TINY[:-1], *STILL)
-    assert said.returncode == 0, said.stderr
-    if new := after[3:]:
-        assert f"Labels: {len(new)} new, untrained so far: {', '.join(new)}" in said.stderr
-    if missing := [label for label in after[:3] if label not in labels]:
-        assert f"do not occur in this text, and are kept: {', '.join(missing)}" in said.stderr
-    assert json.loads((out / "recipe.json").read_text())["data"]["objective"]["labels"] == list(after)
-    before, now = probabilities(parent), probabilities(out)
-    assert tuple(now) == after
-    known = sum(now[label] for label in before)
+    result = regard("train", "--labelled", text, "--from", str(parent), "--out", str(out), *TINY[:-1], *STILL)
+    assert result.returncode == 0, result.stderr
+    if new := expected[3:]:
+        assert f"Labels: {len(new)} new, untrained so far: {', '.join(new)}" in result.stderr
+    if missing := [label for label in expected[:3] if label not in labels]:
+        assert f"do not occur in this text, and are kept: {', '.join(missing)}" in result.stderr
+    assert json.loads((out / "recipe.json").read_text())["data"]["objective"]["labels"] == list(expected)
+    before, after = probabilities(parent), probabilities(out)
+    assert tuple(after) == expected
+    total = sum(after[label] for label in before)
     for label, probability in before.items():
-        assert now[label] / known == pytest.approx(probability, rel=1e-4)
-    one, two = package.load(parent, "cpu").model.state_dict(), package.load(out, "cpu").model.state_dict()
-    for name, tensor in one.items():
-        torch.testing.assert_close(two[name][: len(tensor)] if tensor.dim() else two[name], tensor, rtol=0, atol=1e-6)
+        assert after[label] / total == pytest.approx(probability, rel=1e-4)
+    weights, tuned = package.load(parent, "cpu").model.state_dict(), package.load(out, "cpu").model.state_dict()
+    for name, tensor in weights.items():
+        torch.testing.assert_close(
+            tuned[name][: len(tensor)] if tensor.dim() else tuned[name], tensor, rtol=0, atol=1e-6
+        )
 
 
 def test_labels_are_not_read_from_a_pipe(parent: Path, tmp_path: Path) -> None:
@@ -89,12 +91,12 @@ def test_labels_are_not_read_from_a_pipe(parent: Path, tmp_path: Path) -> None:
     assert "pipe: can be read only once" in complaint(*words)
 
 
-def test_labels_that_are_given_begin_with_those_that_are_known(parent: Path, tmp_path: Path) -> None:
+def test_given_labels_must_begin_with_those_of_the_parent(parent: Path, tmp_path: Path) -> None:
     text = text_of(tmp_path / "text", "q", "d")
     words = ("train", "--labelled", text, "--from", str(parent), "--out", str(tmp_path / "out"), *TINY, *STILL)
     refused = complaint(*words, "--set", 'data.objective.labels=["q","d"]')
     assert "data.objective.labels: --from keeps the classes of" in refused
     assert not (tmp_path / "out").exists()
-    said = regard(*words, "--set", 'data.objective.labels=["d","m","q","x"]')
-    assert said.returncode == 0, said.stderr
+    result = regard(*words, "--set", 'data.objective.labels=["d","m","q","x"]')
+    assert result.returncode == 0, result.stderr
     assert tuple(probabilities(tmp_path / "out")) == ("d", "m", "q", "x")

@@ -22,9 +22,9 @@ SMALL = (
 )  # fmt: skip
 
 
-def command(corpus: dict[str, str], out: Path, *more: str) -> tuple[str, ...]:
+def command(corpus: dict[str, str], out: Path, *options: str) -> tuple[str, ...]:
     files = ("--source", corpus["source"], "--target", corpus["target"])
-    return ("ladder", *files, "--out", str(out), *SMALL, *more)
+    return ("ladder", *files, "--out", str(out), *SMALL, *options)
 
 
 @pytest.fixture(scope="module")
@@ -81,12 +81,12 @@ def test_learning_rates_searched_on_one_text_are_used_on_another(
     assert set(output.values()) <= {1.0, 2.0}
     runs = [json.loads(line) for line in (tmp_path / "rates" / "results.jsonl").read_text().splitlines()]
     assert len(runs) == 4
-    known = Settings(seeds=1, steps=8, rates={"no_norm": 2.0})
-    ladder_result = ladder(request, tmp_path / "runs", "no_norm", known, Resources("cpu", 1))
+    settings = Settings(seeds=1, steps=8, rates={"no_norm": 2.0})
+    ladder_result = ladder(request, tmp_path / "runs", "no_norm", settings, Resources("cpu", 1))
     runs = [json.loads(line) for line in (tmp_path / "runs" / "results.jsonl").read_text().splitlines()]
     assert {run["row"]: run["factor"] for run in runs} == {"no_norm": 2.0, "transformer": 1.0}
     assert "learning rate x 2" in ladder_result.rungs[0].note
-    for wrong in (replace(known, search_rates=True), replace(known, rates={"no_nrm": 2.0})):
+    for wrong in (replace(settings, search_rates=True), replace(settings, rates={"no_nrm": 2.0})):
         with pytest.raises(SpecError, match="rates"):
             ladder(request, tmp_path / "runs", "no_norm", wrong, Resources("cpu", 1))
 

@@ -27,25 +27,23 @@ STRANGE = [
 
 
 def translated(*words: str, stdin: bytes = b"") -> list[str]:
-    said = regard("translate", *words, stdin=stdin)
-    assert said.returncode == 0, said.stderr
-    assert not said.stdout or said.stdout.endswith("\n")
-    return said.stdout.split("\n")[:-1]
+    result = regard("translate", *words, stdin=stdin)
+    assert result.returncode == 0, result.stderr
+    assert not result.stdout or result.stdout.endswith("\n")
+    return result.stdout.split("\n")[:-1]
 
 
-def test_it_learns_and_reports_the_scores_that_were_promised(
-    run: Path, corpus: dict[str, str], learned: Learned
-) -> None:
-    said = regard(
+def test_a_trained_run_reports_all_scores(run: Path, corpus: dict[str, str], learned: Learned) -> None:
+    result = regard(
         "evaluate", str(run), "--source", corpus["test_source"], "--reference", corpus["test_target"], "--json"
     )
-    report = json.loads(said.stdout)
+    report = json.loads(result.stdout)
     assert {"bleu", "chrf", "signature", "perplexity"} <= set(report)
     assert "nrefs:1|case:mixed" in report["signature"]
     learned("perplexity - 1", report["perplexity"] - 1, below=1, broken=2)
 
 
-def test_a_run_folder_holds_what_it_promises(run: Path) -> None:
+def test_a_run_folder_has_the_documented_files(run: Path) -> None:
     names = {path.name for path in run.iterdir()}
     assert {"recipe.json", "tokenizer.json", "log.jsonl", "environment.json", "weights-final.safetensors"} <= names
     assert {"weights-00000300.safetensors", "trainer-00000300.safetensors", "trainer-00000300.json"} <= names
@@ -60,18 +58,18 @@ def test_a_run_folder_holds_what_it_promises(run: Path) -> None:
 
 
 def test_show_a_run(run: Path) -> None:
-    shown = json.loads(regard("show", str(run), "--json").stdout)
+    summary = json.loads(regard("show", str(run), "--json").stdout)
     loaded = package.load(run)
-    assert shown["parameters"] == loaded.parameters == sum(p.numel() for p in loaded.model.parameters())
-    assert shown["weights_sha256"] == loaded.weights_sha256
-    assert shown["step"] == loaded.step
-    assert shown["scores"]["bleu"] > 0
-    assert shown["recipe"]["train"]["steps"] == 300
+    assert summary["parameters"] == loaded.parameters == sum(p.numel() for p in loaded.model.parameters())
+    assert summary["weights_sha256"] == loaded.weights_sha256
+    assert summary["step"] == loaded.step
+    assert summary["scores"]["bleu"] > 0
+    assert summary["recipe"]["train"]["steps"] == 300
     assert regard("show", str(run)).returncode == 0
 
 
 @pytest.mark.learns
-def test_one_line_for_every_line_whatever_is_in_it(run: Path) -> None:
+def test_every_input_line_gives_one_output_line(run: Path) -> None:
     text = "".join(line + "\n" for line in STRANGE)
     outputs = translated(str(run), stdin=text.encode())
     assert len(outputs) == len(STRANGE)
@@ -93,27 +91,27 @@ def test_batch_size_and_order_change_nothing(
 
 def test_n_best_scores_and_rescoring_agree(run: Path, corpus: dict[str, str], tmp_path: Path) -> None:
     few = write(tmp_path / "few", list(lines(corpus["test_source"]))[:6])
-    said = regard("translate", str(run), few, "--n-best", "3", "--beam", "4", "--json")
-    found = json.loads(said.stdout)
-    assert [len(best) for best in found] == [3] * 6
+    result = regard("translate", str(run), few, "--n-best", "3", "--beam", "4", "--json")
+    n_best = json.loads(result.stdout)
+    assert [len(best) for best in n_best] == [3] * 6
     assert len(translated(str(run), few, "--n-best", "3")) == 18
-    sources = [source for source, best in zip(lines(few), found, strict=True) for _ in best]
-    outputs = [output for best in found for output in best if output["ended"]]
+    sources = [source for source, best in zip(lines(few), n_best, strict=True) for _ in best]
+    outputs = [output for best in n_best for output in best if output["ended"]]
     assert len(outputs) == 18
     files = write(tmp_path / "s", sources), write(tmp_path / "t", [output["text"] for output in outputs])
     scores = json.loads(regard("score", str(run), "--source", files[0], "--target", files[1], "--json").stdout)
-    (tmp_path / "outputs").write_text(said.stdout)
-    again = json.loads(regard("score", str(run), "--outputs", str(tmp_path / "outputs"), "--json").stdout)
-    assert [one["log_prob"] for one in again] == pytest.approx([one["log_prob"] for one in outputs], abs=1e-4)
+    (tmp_path / "outputs").write_text(result.stdout)
+    rescored = json.loads(regard("score", str(run), "--outputs", str(tmp_path / "outputs"), "--json").stdout)
+    assert [each["log_prob"] for each in rescored] == pytest.approx([each["log_prob"] for each in outputs], abs=1e-4)
     loaded = package.load(run)
     for output, score in zip(outputs, scores, strict=True):
-        # A text may be said in several ways; the usual one can be compared.
+        # A text may have several tokenizations; only that of the tokenizer can be compared.
         if loaded.tokenizer.tokens(loaded.tokenizer.encode(output["text"])) == output["tokens"]:
             assert score["log_prob"] == pytest.approx(output["log_prob"], abs=1e-4)
             assert score["tokens"] == len(output["tokens"]) + 1
 
 
-def test_wishes_are_kept(run: Path) -> None:
+def test_constraints_are_kept(run: Path) -> None:
     source = b"one two red\n"
     assert translated(str(run), "--prefix", "rot zwei", stdin=source)[0].startswith("rot zwei")
     assert "zwei" not in translated(str(run), "--ban", "zwei", stdin=source)[0]
@@ -128,18 +126,18 @@ def test_an_ensemble_of_one_run_with_itself_is_that_run(run: Path, corpus: dict[
 
 def test_long_input_is_cut_with_a_warning_that_names_the_line(run: Path) -> None:
     long = " ".join(["one"] * 400)
-    said = regard("translate", str(run), "--beam", "1", stdin=f"two\n{long}\n".encode())
-    assert said.returncode == 0
-    assert len(said.stdout.splitlines()) == 2
-    assert "line 2" in said.stderr
-    assert "256" in said.stderr
+    result = regard("translate", str(run), "--beam", "1", stdin=f"two\n{long}\n".encode())
+    assert result.returncode == 0
+    assert len(result.stdout.splitlines()) == 2
+    assert "line 2" in result.stderr
+    assert "256" in result.stderr
 
 
 @pytest.mark.learns
 def test_comparing_a_run_with_itself_and_with_a_worse_output(run: Path, corpus: dict[str, str], tmp_path: Path) -> None:
     words = ("evaluate", str(run), "--source", corpus["test_source"], "--reference", corpus["test_target"], "--json")
-    same = json.loads(regard(*words, "--against", str(run)).stdout)
-    assert same["difference"]["bleu"]["difference"] == 0
+    equal = json.loads(regard(*words, "--against", str(run)).stdout)
+    assert equal["difference"]["bleu"]["difference"] == 0
     bad = write(tmp_path / "bad", ["eins"] * 60)
     worse = json.loads(regard(*words, "--against", bad).stdout)
     assert worse["difference"]["bleu"]["low"] > 0
@@ -176,25 +174,25 @@ def test_two_runs_with_one_seed_are_identical_and_another_seed_is_not(corpus: di
 
 
 @pytest.mark.learns
-def test_going_on_from_a_run_with_new_text(run: Path, corpus: dict[str, str], tmp_path: Path) -> None:
+def test_fine_tuning_a_run_on_new_text(run: Path, corpus: dict[str, str], tmp_path: Path) -> None:
     out = tmp_path / "tuned"
     words = ("train", "--tsv", corpus["tsv"], "--from", str(run), "--out", str(out))
-    said = regard(
+    result = regard(
         *words, "--set", "train.steps=2", "--set", "train.optimizer.learning_rate=1e-6", "--set", "train.average=1"
     )
-    assert said.returncode == 0, said.stderr
+    assert result.returncode == 0, result.stderr
     tuned = package.load(out)
     assert tuned.tokenizer.sha256 == package.load(run).tokenizer.sha256
     assert tuned.translate(["red house"]) == ["Haus rot"]
     assert "uses the model" in complaint(*words[:-1], str(tmp_path / "x"), "--set", "model.dropout=0.2")
 
 
-def test_separate_tokenizers_and_other_kinds(corpus: dict[str, str], tmp_path: Path) -> None:
+def test_separate_tokenizers_of_other_kinds(corpus: dict[str, str], tmp_path: Path) -> None:
     for kind in ("bytes", "characters", "words"):
         out = tmp_path / kind
         words = ("train", "--tsv", corpus["tsv"], "--out", str(out), "--set", f"data.tokenizer={kind}")
-        said = regard(*words, "--set", "data.joint=false", "--set", "train.steps=2", "--set", "train.decode=3")
-        assert said.returncode == 0, said.stderr
+        result = regard(*words, "--set", "data.joint=false", "--set", "train.steps=2", "--set", "train.decode=3")
+        assert result.returncode == 0, result.stderr
         assert (out / "tokenizer.source.json").exists() == (kind != "bytes")
         assert len(translated(str(out), "--beam", "1", "--max-len", "4", stdin=b"one two\n")) == 1
 
@@ -208,8 +206,8 @@ def test_language_models_by_stream_and_by_line(tmp_path: Path, learned: Learned)
     )  # fmt: skip
     stream, by_line = tmp_path / "stream", tmp_path / "lines"
     windows = ("--set", "train.steps=80", "--set", "data.batching.length=32", "--set", "data.batching.tokens=128")
-    said = regard("train", "--text", text, "--out", str(stream), *common, *windows)
-    assert said.returncode == 0, said.stderr
+    result = regard("train", "--text", text, "--out", str(stream), *common, *windows)
+    assert result.returncode == 0, result.stderr
     outputs = json.loads(
         regard("generate", str(stream), "--prompt", "abcd", "--max-len", "9", "--beam", "1", "--json").stdout
     )
@@ -220,8 +218,8 @@ def test_language_models_by_stream_and_by_line(tmp_path: Path, learned: Learned)
     learned("nats per character", report["nats_per_character"], below=1.0, broken=2.5)  # all characters as probable
     assert report["loss"] == pytest.approx(report["nats_per_character"], rel=1e-2)
     lines_ = ("--set", "data.objective.unit=lines", "--set", "data.held_out=0", "--set", "train.steps=4")
-    said = regard("train", "--text", text, "--out", str(by_line), *common, *lines_)
-    assert said.returncode == 0, said.stderr
+    result = regard("train", "--text", text, "--out", str(by_line), *common, *lines_)
+    assert result.returncode == 0, result.stderr
     assert regard("generate", str(by_line), "--stream", "--prompt", "", "--max-len", "5").returncode == 0
     assert json.loads(regard("score", str(by_line), "--target", text, "--json").stdout)[0]["tokens"] == 15
 
@@ -232,11 +230,11 @@ def test_a_classifier(tmp_path: Path, learned: Learned) -> None:
         [f"{'good' if i % 2 else 'bad'}\t{'fine' if i % 2 else 'poor'} thing {i}" for i in range(200)],
     )
     out = tmp_path / "run"
-    said = regard(
+    result = regard(
         "train", "--labelled", text, "--out", str(out), "--set", "train.steps=80",
         "--set", "train.optimizer.learning_rate=5e-3", "--set", f"train.seed={1 + learned.seeds(1)[0]}",
     )  # fmt: skip
-    assert said.returncode == 0, said.stderr
+    assert result.returncode == 0, result.stderr
     guesses = regard("classify", str(out), stdin=b"fine thing\npoor thing\n\n").stdout.splitlines()
     assert guesses[:2] == ["good", "bad"]
     assert len(guesses) == 3
@@ -262,8 +260,8 @@ def test_a_recipe_file_and_a_copy_of_a_run_elsewhere(run: Path, corpus: dict[str
         decode = 2
         """
     )
-    said = regard("train", str(recipe), "--out", str(tmp_path / "a"))
-    assert said.returncode == 0, said.stderr
+    result = regard("train", str(recipe), "--out", str(tmp_path / "a"))
+    assert result.returncode == 0, result.stderr
     record = json.loads((tmp_path / "a" / "recipe.json").read_text())
     assert record["train"]["optimizer"]["kind"] == "adafactor"
     assert record["model"]["encoder"]["pattern"][0]["branches"][1]["gated"]

@@ -1,4 +1,4 @@
-"""Killed and resumed is the same as never killed, to the last bit."""
+"""A killed and resumed run has the same weights as an uninterrupted run, bit for bit."""
 
 import json
 import os
@@ -26,15 +26,15 @@ MORE = ("--set", "train.ema=0.9", "--set", "model.dropout=0.1", "--set", "train.
 
 
 def digest(run: Path) -> str:
-    shown = json.loads(regard("show", str(run), "--json").stdout)
-    assert shown["finished"]
-    return shown["weights_sha256"]
+    summary = json.loads(regard("show", str(run), "--json").stdout)
+    assert summary["finished"]
+    return summary["weights_sha256"]
 
 
-def begun(run: Path, steps: int) -> bool:
-    """Whether training has logged something this often."""
+def begun(run: Path, events: int) -> bool:
+    """Return whether training has logged at least this number of events."""
     log = run / "log.jsonl"
-    return log.exists() and log.read_text().count('"event"') >= steps
+    return log.exists() and log.read_text().count('"event"') >= events
 
 
 @pytest.mark.slow
@@ -47,19 +47,19 @@ def test_killed_at_random_moments_and_resumed(corpus: dict[str, str], tmp_path: 
         running = process(*words)
         while not (killed / "request.json").exists() and running.poll() is None:
             time.sleep(0.01)
-        # Now and then while it reads or loads, mostly once it trains and saves.
+        # One kill in five comes while data are prepared or loaded, the others during training.
         after, pause = (0 if number % 5 == 0 else lines_of(killed) + 1), rng.uniform(0.0, 1.0)
         while not begun(killed, after) and running.poll() is None:
             time.sleep(0.01)
         time.sleep(pause)
         running.send_signal(signal.SIGKILL)
-        _, said = running.communicate()
-        assert running.returncode in (0, -signal.SIGKILL), said.decode()
+        _, stderr = running.communicate()
+        assert running.returncode in (0, -signal.SIGKILL), stderr.decode()
         moments.append(lines_of(killed))
         words = ("resume", str(killed), "-q")
     assert len(set(moments)) > KILLS // 2, f"the kills were not spread over the training: {moments}"
-    said = regard("resume", str(killed), "-q")
-    assert said.returncode == 0, said.stderr
+    result = regard("resume", str(killed), "-q")
+    assert result.returncode == 0, result.stderr
     assert digest(killed) == digest(straight)
     log = [json.loads(line) for line in (killed / "log.jsonl").read_text().splitlines()]
     assert [event["step"] for event in log if event["event"] == "valid"] == VALIDATED
@@ -71,7 +71,7 @@ def lines_of(run: Path) -> int:
     return log.read_text().count('"event"') if log.exists() else 0
 
 
-def test_interrupted_by_a_signal_it_saves_and_says_how_to_go_on(corpus: dict[str, str], tmp_path: Path) -> None:
+def test_an_interrupted_run_saves_and_prints_how_to_resume(corpus: dict[str, str], tmp_path: Path) -> None:
     run = tmp_path / "run"
     running = process(*training(corpus, run, "--set", "train.steps=100000", "--set", "train.validate_every=100000"))
     deadline, log = time.monotonic() + 60, run / "log.jsonl"
@@ -79,28 +79,28 @@ def test_interrupted_by_a_signal_it_saves_and_says_how_to_go_on(corpus: dict[str
         time.sleep(0.1)
     time.sleep(2.0)
     running.send_signal(signal.SIGINT)
-    _, said = running.communicate(timeout=60)
-    assert running.returncode == 130, said.decode()
-    assert f"regard resume {run}" in said.decode()
+    _, stderr = running.communicate(timeout=60)
+    assert running.returncode == 130, stderr.decode()
+    assert f"regard resume {run}" in stderr.decode()
     assert list(run.glob("trainer-*.json"))
     assert regard("translate", str(run), "--beam", "1", stdin=b"one\n").returncode == 0  # it can be used as it is
 
 
-def test_out_of_time_and_resumed_is_the_same_run(corpus: dict[str, str], tmp_path: Path) -> None:
+def test_a_run_resumed_after_its_time_limit_is_the_same(corpus: dict[str, str], tmp_path: Path) -> None:
     straight, stopped = tmp_path / "straight", tmp_path / "stopped"
     few = ("--set", "train.steps=30", "--set", "train.validate_every=10", *MORE)
     assert regard(*training(corpus, straight, *few, "-q")).returncode == 0
-    said = regard(*training(corpus, stopped, *few, "--max-time", "0.01s", "--json"))
-    assert said.returncode == 0
-    assert json.loads(said.stdout)["finished"] is False
-    assert json.loads(said.stdout)["step"] == 1
+    result = regard(*training(corpus, stopped, *few, "--max-time", "0.01s", "--json"))
+    assert result.returncode == 0
+    assert json.loads(result.stdout)["finished"] is False
+    assert json.loads(result.stdout)["step"] == 1
     assert regard("resume", str(stopped), "--max-time", "0.01", "-q").returncode == 0
     assert regard("resume", str(stopped), "-q").returncode == 0
     assert digest(stopped) == digest(straight)
     assert "finished" in regard("resume", str(stopped)).stderr
 
 
-def test_a_damaged_checkpoint_is_noticed(corpus: dict[str, str], tmp_path: Path) -> None:
+def test_a_damaged_checkpoint_is_refused(corpus: dict[str, str], tmp_path: Path) -> None:
     run = tmp_path / "run"
     regard(*training(corpus, run, "--set", "train.steps=30", "--max-time", "0.01", "-q"))
     weights = next(run.glob("weights-*.safetensors"))
@@ -111,7 +111,7 @@ def test_a_damaged_checkpoint_is_noticed(corpus: dict[str, str], tmp_path: Path)
 
 
 def test_a_full_disk_leaves_the_previous_checkpoint(corpus: dict[str, str], tmp_path: Path) -> None:
-    """A limit on the size of files stands for a disk without room: the second checkpoint cannot be written."""
+    """A limit on file sizes simulates a full disk: the second checkpoint cannot be written."""
     run = tmp_path / "run"
     few = ("--set", "train.steps=40", "--set", "train.validate_every=20", "--set", "train.choose=last")
     assert regard(*training(corpus, run, *few, "--max-time", "0.01", "-q")).returncode == 0

@@ -1,4 +1,4 @@
-"""A run folder belongs to one process at a time, and a damaged or hostile one is one sentence."""
+"""A run folder is locked by one process at a time, and a damaged or hostile folder is refused in one sentence."""
 
 import json
 import shutil
@@ -25,7 +25,7 @@ def wait_for(running: "subprocess.Popen[bytes]", path: Path) -> None:
     assert path.exists(), running.communicate()[1].decode() if running.poll() is not None else "too slow"
 
 
-def test_a_run_that_is_training_is_left_alone(corpus: dict[str, str], tmp_path: Path) -> None:
+def test_a_run_in_training_is_locked(corpus: dict[str, str], tmp_path: Path) -> None:
     run = tmp_path / "run"
     running = process(*training(corpus, run, *LONG))
     try:
@@ -36,8 +36,8 @@ def test_a_run_that_is_training_is_left_alone(corpus: dict[str, str], tmp_path: 
         assert running.poll() is None
     finally:
         running.send_signal(signal.SIGINT)
-    _, said = running.communicate(timeout=60)
-    assert running.returncode == 130, said.decode()
+    _, stderr = running.communicate(timeout=60)
+    assert running.returncode == 130, stderr.decode()
     assert not list(run.glob(".*"))
 
 
@@ -145,7 +145,7 @@ def test_a_lost_tokenizer_is_not_replaced_by_another(corpus: dict[str, str], tmp
     assert "lacks tokenizer.json" in complaint("translate", str(run), stdin=b"one\n")
 
 
-def test_final_weights_without_their_notes_are_one_sentence(run: Path, tmp_path: Path) -> None:
+def test_final_weights_without_metadata_are_refused(run: Path, tmp_path: Path) -> None:
     copy = tmp_path / "run"
     shutil.copytree(run, copy)
     final = copy / "weights-final.safetensors"
@@ -155,8 +155,8 @@ def test_final_weights_without_their_notes_are_one_sentence(run: Path, tmp_path:
         about | {"steps": "3"}, about | {"steps": "[]"}, about | {"steps": '["x"]'}, about | {"scores": "[1]"},
         about | {"steps": "{"}, {"regard": json.dumps(about | {"steps": 3})},
     ]  # fmt: skip
-    for notes in wrong:
-        save_file(weights, final, notes)
+    for metadata in wrong:
+        save_file(weights, final, metadata)
         assert "restore it from a copy" in complaint("translate", str(copy), stdin=b"one\n")
     save_file(weights, final, about)  # as earlier versions did
     assert regard("translate", str(copy), "--beam", "1", stdin=b"one\n").returncode == 0

@@ -1,19 +1,21 @@
 """Runs of an earlier version, written before settings and kinds were renamed: they load, resume and translate the same.
 
-`tests/stored/runs-before-17.tar.xz` was written at commit fc7b9f1: six small runs, what they returned then
+`tests/stored/runs-before-17.tar.xz` was written at commit fc7b9f1: six small runs, their outputs at that commit
 (`expected.json`), and the fields of every kind of that version (`schema.json`).
 """
 
 import json
 import tarfile
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
 from regard import catalogue
-from regard.aliases import FIELDS, KINDS, current_field, current_kind, former
+from regard.aliases import FIELDS, KINDS, VALUES, current_field, current_kind, former
 from regard.errors import SpecError
+from regard.models.baselines.attention_score import DotScore
+from regard.models.baselines.rnn import RecurrentDecoder
 from regard.recipe import recipe
 from regard.runs.train import resume
 from regard.runs.trained_model import load
@@ -80,7 +82,7 @@ def test_every_former_kind_and_field_is_known(stored: Path) -> None:
         assert {current_field(part.kind, name) for name in names} <= set(hints(part)), kind
 
 
-def test_aliases_name_what_exists() -> None:
+def test_aliases_name_existing_kinds_and_fields() -> None:
     assert all(new in PARTS and old not in PARTS for old, new in KINDS.items())
     for kind, names in FIELDS.items():
         fields = set(hints(PARTS[kind]))
@@ -89,7 +91,24 @@ def test_aliases_name_what_exists() -> None:
         assert not set(used) & fields, kind
 
 
-def test_a_former_name_is_the_present_one_in_an_edit_and_a_record() -> None:
+def test_aliases_name_existing_values() -> None:
+    for kind, fields in VALUES.items():
+        for field, values in fields.items():
+            current = get_args(hints(PARTS[kind])[field])
+            assert set(values.values()) <= set(current)
+            assert not set(values) & set(current)
+
+
+def test_former_values_work_in_edits_and_json() -> None:
+    attention = {"kind": "dot"}
+    record = {"kind": "recurrent_decoder", "attention": attention, "input_feeding": "found"}
+    decoder = recipe.read(record, RecurrentDecoder, "decoder", PARTS)
+    assert decoder == RecurrentDecoder(attention=DotScore(), input_feeding="context")
+    assert edit(RecurrentDecoder(attention=DotScore()), {"input_feeding": "found"}) == decoder
+    assert former(record | {"input_feeding": "context"})["feeding"] == "found"
+
+
+def test_former_names_work_in_edits_and_json() -> None:
     beam = recipe.read({"kind": "beam", "beams": 3}, recipe.Search, "decode", PARTS)
     assert beam == recipe.Beam(beam_size=3)
     assert edit(beam, {"beams": 4}) == recipe.Beam(beam_size=4)
@@ -102,7 +121,7 @@ def test_a_setting_under_both_names_is_refused() -> None:
         edit(recipe.Beam(), {"beams": 4, "beam_size": 5})
 
 
-def test_former_names_a_record_as_it_was_first_written() -> None:
+def test_former_restores_the_original_names() -> None:
     old = {"kind": "joined", "head": {"kind": "softmax", "smoothing": 0.1}, "more": [{"kind": "adamw", "rate": 1}]}
     new = {
         "kind": "decoder_only_translator",

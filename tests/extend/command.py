@@ -1,4 +1,4 @@
-"""Run regard's command line in the folder of a user's own module, in this process."""
+"""Run commands in the folder of a user's own Python module, in this process."""
 
 import io
 import sys
@@ -26,7 +26,7 @@ class Result(NamedTuple):
 
 @dataclass(frozen=True)
 class User:
-    """A folder with a user's module and a corpus, pairs.tsv, and the command line in it."""
+    """A folder with a user's Python module and a corpus (pairs.tsv), in which commands are run."""
 
     folder: Path
 
@@ -43,9 +43,9 @@ class User:
             patch.setattr(sys, "argv", ["regard", *words])
             patch.setenv("NO_COLOR", "1")
             patch.chdir(self.folder)
-            with pytest.raises(SystemExit) as left:
+            with pytest.raises(SystemExit) as exit_info:
                 cli.main()
-        return Result(int(left.value.code or 0), out.getvalue(), err.getvalue())
+        return Result(int(exit_info.value.code or 0), out.getvalue(), err.getvalue())
 
     def run(self, *words: str) -> Result:
         result = self.command(*words)
@@ -57,7 +57,7 @@ class User:
         return self.run("train", "--tsv", "pairs.tsv", *SMALL, *settings, "--trust-code", "--out", out)
 
     def refusal(self, *words: str) -> str:
-        """The sentence with which a command is refused."""
+        """Run a command that must fail, and return its error message."""
         result = self.command(*words)
         assert result.code == 2, result.out + result.err
         assert "Traceback" not in result.err

@@ -1,4 +1,4 @@
-"""A user's own decoding constraint, written outside the package, in every search."""
+"""A user-defined decoding constraint, written outside the package, in every search."""
 
 import json
 from dataclasses import replace
@@ -54,7 +54,7 @@ def alternates(ids: tuple[int, ...], tokens: int) -> bool:
 
 
 @pytest.mark.parametrize("search", [Beam(1), Beam(4, 3), Beam(4, groups=2, diversity=0.5), Sample(n_best=3)])
-def test_a_constraint_of_ones_own_holds_in_every_search(run: TrainedModel, search: Beam | Sample) -> None:
+def test_user_constraint_holds_in_every_search(run: TrainedModel, search: Beam | Sample) -> None:
     from my_constraint import Alternate  # type: ignore[import-not-found]
 
     (constraint,) = run.recipe.decode.constraints  # type: ignore[attr-defined]
@@ -65,28 +65,28 @@ def test_a_constraint_of_ones_own_holds_in_every_search(run: TrainedModel, searc
     assert not all(alternates(output.ids, 4) for output in free)
 
 
-def test_a_constraint_of_ones_own_in_the_record_or_as_an_option_of_the_command(user: User) -> None:
+def test_user_constraint_is_read_from_the_recipe_and_from_options(user: User) -> None:
     words = ("translate", "run", "in.txt", "--json", "--trust-code")
-    for more, tokens in (
+    for options, tokens in (
         ((), 6),
         (("--beam", "1"), 6),
         (("--set", f'constraints=[{{kind = "{NAME}", tokens = 3}}]'), 3),
         (("--ban", "x"), 6),
     ):
-        outputs = [line[0] for line in json.loads(user.run(*words, *more).out)]
-        assert all(len(output["tokens"]) == tokens for output in outputs), more
+        outputs = [line[0] for line in json.loads(user.run(*words, *options).out)]
+        assert all(len(output["tokens"]) == tokens for output in outputs), options
     streamed = user.run("translate", "run", "in.txt", "--stream", "--beam", "1", "--trust-code")
     assert streamed.out == user.run("translate", "run", "in.txt", "--beam", "1", "--trust-code").out
     assert "'my_constraint:Alternate' would import code" in user.refusal("translate", "run", "in.txt")
 
 
-def test_an_engine_without_the_constraint_refuses_it(user: User, run: TrainedModel) -> None:
+def test_ctranslate2_refuses_user_constraints(user: User, run: TrainedModel) -> None:
     pytest.importorskip("ctranslate2")
     with pytest.raises(SpecError, match="alternate: cannot be used as given with the engine 'ctranslate2'"):
         run.translate(["one house"], engine="ctranslate2")
 
 
-def test_constraints_of_ours_are_in_the_record_too(run: TrainedModel) -> None:
+def test_built_in_constraints_are_part_of_a_search(run: TrainedModel) -> None:
     search = Beam(3, constraints=(ForcedPrefix("ab"), MinLength(5), BannedWords(("abc",))))
     (best,) = run.translations(["one house"], search=search)
     assert best[0].text.startswith("ab")

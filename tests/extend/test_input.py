@@ -1,4 +1,4 @@
-"""A task whose input is not text: rows of measurements, which a classifier reads as vectors."""
+"""A user-defined task and input that are not text: a classifier reads measurements as vectors."""
 
 import json
 
@@ -112,7 +112,7 @@ def test_classifier_of_vectors_in_python(user: User, monkeypatch: pytest.MonkeyP
     assert torch.equal(batch.target, torch.tensor([[[0.0, 0.1], [0.1, 0.1]]]))
 
 
-def test_input_from_outside_keeps_the_laws(user: User, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_user_input_keeps_the_laws(user: User, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(user.folder))
     from patches import Patches  # type: ignore[reportMissingImports]
 

@@ -1,4 +1,4 @@
-"""A user's own metric, written outside the package: the criterion of a training, in evaluation and in an ablation."""
+"""A user-defined metric, written outside the package: as training criterion, in evaluation and in an ablation."""
 
 import json
 from pathlib import Path
@@ -39,7 +39,7 @@ def user(tmp_path_factory: pytest.TempPathFactory) -> User:
     return user
 
 
-def test_a_metric_of_ones_own_ranks_checkpoints_and_is_on_the_console_and_in_the_log(user: User) -> None:
+def test_user_metric_ranks_checkpoints_and_is_logged_and_printed(user: User) -> None:
     events = [json.loads(line) for line in (user.folder / "run" / "log.jsonl").read_text().splitlines()]
     validations = [event for event in events if event["event"] == "valid"]
     assert len(validations) == 2
@@ -53,7 +53,7 @@ def test_a_metric_of_ones_own_ranks_checkpoints_and_is_on_the_console_and_in_the
     assert "length ratio" in console
 
 
-def test_a_metric_of_ones_own_is_evaluated_and_compared(user: User) -> None:
+def test_user_metric_is_evaluated_and_compared(user: User) -> None:
     words = ("evaluate", "long.txt", "--tsv", "pairs.tsv", "--against", "short.txt", "--json", "--metric", NAME)
     report = json.loads(user.run(*words, "--metric", "ter", "--trust-code").out)
     assert report["length_ratio"] == pytest.approx(2 * report["against"]["length_ratio"])
@@ -66,14 +66,14 @@ def test_a_metric_of_ones_own_is_evaluated_and_compared(user: User) -> None:
 
 
 @pytest.mark.slow
-def test_a_metric_of_ones_own_is_a_column_of_an_ablation(user: User) -> None:
+def test_user_metric_is_a_column_of_an_ablation(user: User) -> None:
     words = ("ablate", "--tsv", "pairs.tsv", *SMALL, "--steps", "8", "--seeds", "1", "--jobs", "1", "--rows", "swiglu")
     report = json.loads(user.run(*words, "--metric", NAME, "--trust-code", "--json", "--out", "ablation").out)
     assert report["metric"] == "length_ratio"
     assert all(row["metric"]["value"] > 0 for row in report["rows"])
 
 
-def test_a_criterion_of_ones_own_needs_trust(user: User) -> None:
+def test_user_criterion_needs_trust_code(user: User) -> None:
     words = ("train", "--tsv", "pairs.tsv", "--set", f"train.criterion={NAME}", "--out", "none")
     assert "train.criterion: 'my_metric:LengthRatio' would import code; add --trust-code" in user.refusal(*words)
     user.train("parts", 4, "--set", f"train.criterion={NAME}", "--max-time", "0.001s")

@@ -1,4 +1,4 @@
-"""A user's own optimizer, written outside the package: a training, and its resumption."""
+"""A user-defined optimizer, written outside the package: train and resume."""
 
 import pytest
 import torch
@@ -44,7 +44,7 @@ def user(tmp_path_factory: pytest.TempPathFactory) -> User:
     return User.of(tmp_path_factory.mktemp("user"), "my_optimizer", MY_OPTIMIZER)
 
 
-def test_a_training_with_an_optimizer_of_ones_own_resumes_to_the_same_weights(user: User) -> None:
+def test_training_with_a_user_optimizer_resumes_to_the_same_weights(user: User) -> None:
     settings = ("--set", f"train.optimizer={NAME}", "--set", "train.optimizer.learning_rate=0.01")
     settings += ("--set", "train.save_every=2", "--set", "train.validate_every=4")
     user.train("whole", 4, *settings)
@@ -56,6 +56,6 @@ def test_a_training_with_an_optimizer_of_ones_own_resumes_to_the_same_weights(us
     assert '"my_optimizer:SignMomentum"' in (user.folder / "whole" / "recipe.json").read_text()
 
 
-def test_an_optimizer_of_ones_own_needs_trust(user: User) -> None:
+def test_user_optimizer_needs_trust_code(user: User) -> None:
     words = ("train", "--tsv", "pairs.tsv", "--set", f"train.optimizer={NAME}", "--out", "none")
     assert "'my_optimizer:SignMomentum' would import code" in user.refusal(*words)

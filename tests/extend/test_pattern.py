@@ -1,4 +1,4 @@
-"""Attention patterns that differ between layers, one of them from outside the package."""
+"""Attention patterns that differ between layers, one of them defined outside the package."""
 
 import json
 from typing import Any
@@ -22,7 +22,7 @@ from regard.nn.pattern import AttentionPattern
 
 @dataclass(frozen=True, slots=True)
 class EveryOther(AttentionPattern):
-    """Keys at an even distance, the query itself among them."""
+    """Attend to keys at an even distance, including the query itself."""
 
     kind = "every_other"
     may_hide_all = False
@@ -73,7 +73,7 @@ def patterns(spec: Any) -> list[Any]:
 
 
 @pytest.mark.slow
-def test_layers_with_a_pattern_from_outside_train_and_translate(user: User) -> None:
+def test_layers_with_a_user_pattern_train_and_translate(user: User) -> None:
     words = ("train", "recipe.toml", "--out", "run", "--json")
     assert "'every_other:EveryOther' would import code; add --trust-code" in user.refusal(*words)
     user.run(*words, "--trust-code")
@@ -100,9 +100,7 @@ def test_one_edit_alternates_local_and_global_layers() -> None:
     ]
 
 
-def test_a_pattern_from_outside_keeps_the_laws_in_some_of_the_layers(
-    user: User, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_user_pattern_in_some_layers_keeps_the_laws(user: User, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(user.folder))
     spec = tiny.decoder_only(depth=3)
     local = {"kind": "self_attention", "attention_pattern": "every_other:EveryOther"}

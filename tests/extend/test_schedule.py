@@ -1,4 +1,4 @@
-"""A user's own learning-rate schedule, written outside the package: a training, and its resumption."""
+"""A user-defined learning-rate schedule, written outside the package: train and resume."""
 
 import json
 
@@ -32,7 +32,7 @@ def user(tmp_path_factory: pytest.TempPathFactory) -> User:
     return User.of(tmp_path_factory.mktemp("user"), "my_schedule", MY_SCHEDULE)
 
 
-def test_a_training_with_a_schedule_of_ones_own_resumes_to_the_same_weights(user: User) -> None:
+def test_training_with_a_user_schedule_resumes_to_the_same_weights(user: User) -> None:
     settings = ("--set", f'train.schedule={{kind = "{NAME}", period = 3}}', "--set", "train.log_every=1")
     settings += ("--set", "train.validate_every=5", "--set", "train.optimizer.learning_rate=0.003")
     user.train("whole", 5, *settings)
@@ -46,6 +46,6 @@ def test_a_training_with_a_schedule_of_ones_own_resumes_to_the_same_weights(user
     assert rates == pytest.approx([0.003 * factor for factor in (1, 2 / 3, 1 / 3, 1, 2 / 3)])
 
 
-def test_a_schedule_of_ones_own_needs_trust(user: User) -> None:
+def test_user_schedule_needs_trust_code(user: User) -> None:
     words = ("train", "--tsv", "pairs.tsv", "--set", f"train.schedule={NAME}", "--out", "none")
     assert "'my_schedule:Sawtooth' would import code" in user.refusal(*words)

@@ -1,4 +1,4 @@
-"""A task from outside the package: denoising, trained from plain text by the command line and from Python."""
+"""A user-defined task, denoising, trained on plain text from the command line and from Python."""
 
 import json
 
@@ -52,7 +52,7 @@ TRAIN = ("train", "--text", "lines.txt", *SMALL, "--set", "data.objective=denois
 
 
 @pytest.mark.slow
-def test_task_from_outside_trains_and_translates_on_the_command_line(user: User) -> None:
+def test_user_task_trains_and_translates_on_the_command_line(user: User) -> None:
     user.run(*TRAIN, "--trust-code", "--json")
     record = json.loads((user.folder / "run" / "recipe.json").read_text())
     assert record["data"]["objective"] == {"kind": "denoising:Denoising", "share": 0.3}
@@ -63,11 +63,11 @@ def test_task_from_outside_trains_and_translates_on_the_command_line(user: User)
     assert "--trust-code" in user.refusal("translate", "run", "in.txt")
 
 
-def test_task_from_outside_needs_trust_code(user: User) -> None:
+def test_user_task_needs_trust_code(user: User) -> None:
     assert "data.objective.kind: 'denoising:Denoising' would import code; add --trust-code" in user.refusal(*TRAIN)
 
 
-def test_task_from_outside_trains_from_python(user: User, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_user_task_trains_from_python(user: User, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(user.folder))
     folder = user.folder
     changes = ["data.objective=denoising:Denoising", *SMALL[1::2]]

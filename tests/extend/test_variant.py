@@ -1,4 +1,4 @@
-"""A user's own variant, written outside the package: a row of an ablation and a variant of a training."""
+"""A user-defined variant, written outside the package: in an ablation and in training."""
 
 import json
 
@@ -66,7 +66,7 @@ def user(tmp_path_factory: pytest.TempPathFactory) -> User:
 
 
 @pytest.mark.slow
-def test_variant_from_outside_is_a_row_of_an_ablation(user: User) -> None:
+def test_user_variant_is_a_row_of_an_ablation(user: User) -> None:
     words = ("ablate", "--tsv", "pairs.tsv", *SMALL, "--steps", "8", "--seeds", "1", "--jobs", "1", "--json")
     result = user.run(*words, "--rows", "my_variants:cosine,swiglu", "--trust-code", "--out", "ablation")
     rows = {row["name"]: row for row in json.loads(result.out)["rows"]}
@@ -77,7 +77,7 @@ def test_variant_from_outside_is_a_row_of_an_ablation(user: User) -> None:
 
 
 @pytest.mark.slow
-def test_run_with_a_variant_from_outside_loads_only_with_trust_code(user: User) -> None:
+def test_run_with_a_user_variant_loads_only_with_trust_code(user: User) -> None:
     user.train("run", 4, "--variant", "my_variants:cosine", "--quiet")
     assert '"my_variants:Unit"' in (user.folder / "run" / "recipe.json").read_text()
     (user.folder / "in.txt").write_text("one house\n")
@@ -105,16 +105,16 @@ def test_code_is_not_imported_without_trust_code(user: User) -> None:
         ("my_variants:same", "changes nothing here"),
     ],
 )
-def test_failing_variant_from_outside_is_refused_in_one_sentence(
+def test_failing_user_variant_is_refused_in_one_sentence(
     user: User, row: str, sentence: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.syspath_prepend(str(user.folder))
-    with pytest.raises(SpecError) as refused:
+    with pytest.raises(SpecError) as error:
         apply(row, preset("transformer_tiny"), trust_code=True)
-    assert sentence in str(refused.value)
+    assert sentence in str(error.value)
 
 
-def test_variants_lists_the_changes_of_a_variant_from_outside(user: User) -> None:
+def test_variants_lists_the_changes_of_a_user_variant(user: User) -> None:
     result = user.run("variants", "my_variants:cosine", "--trust-code", "--base", "transformer_tiny", "--json")
     (row,) = json.loads(result.out)["variants"]
     assert row["group"] == "own"

@@ -1,4 +1,4 @@
-"""Both forms of a model compute the same on a GPU: output, gradient and step-by-step decoding, for every family."""
+"""Plain and fast modules have equal outputs, gradients and decoding steps on a GPU, for every model family."""
 
 import copy
 from collections.abc import Iterator
@@ -20,76 +20,79 @@ FAMILIES = tiny.families()
 GENERATING = [name for name, spec in FAMILIES.items() if isinstance(build(spec, "meta"), LanguageModel)]
 
 
-def forms(family: str) -> tuple[Model, Model]:
-    """A model in its readable and in its fast form, in float32 and without dropout."""
+def plain_and_fast(family: str) -> tuple[Model, Model]:
+    """Return (model with plain modules, copy with fast modules), in float32 and without dropout."""
     plain = build(FAMILIES[family], "cuda", seed=1).float().eval()
-    quick = copy.deepcopy(plain)
-    fast.install(quick)
-    return plain, quick
+    optimized = copy.deepcopy(plain)
+    fast.install(optimized)
+    return plain, optimized
 
 
 def gradients(model: Model, batch: Batch, dtype: torch.dtype | None) -> list[Tensor]:
-    """The loss per token, and the gradient of every weight."""
+    """Return the loss per token and the gradient of every weight."""
     with torch.autocast("cuda", dtype or torch.bfloat16, enabled=dtype is not None):
         loss = model.loss(batch)
     total = loss.total / loss.tokens + loss.aux
     learned = [weight for weight in model.parameters() if weight.requires_grad]
-    found = torch.autograd.grad(total, learned, allow_unused=True)
-    return [total.detach(), *(torch.zeros(()) if each is None else each.float() for each in found)]
+    grads = torch.autograd.grad(total, learned, allow_unused=True)
+    return [total.detach(), *(torch.zeros(()) if grad is None else grad.float() for grad in grads)]
 
 
 def batches(spec: ModelSpec) -> Iterator[Batch]:
-    """A padded batch, and a packed one where the family does not refuse it."""
+    """Yield a padded batch and, if the model family supports it, a packed batch."""
     yield tiny.collate(spec, tiny.examples(spec, 4), device="cuda")
     with suppress(DataError, SpecError):
         yield tiny.collate(spec, tiny.examples(spec, 4), packed=True, device="cuda")
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_outputs_and_gradients_are_those_of_the_readable_form(family: str) -> None:
-    plain, quick = forms(family)
+def test_fast_modules_have_the_outputs_and_gradients_of_plain_modules(family: str) -> None:
+    plain, optimized = plain_and_fast(family)
     for batch in batches(FAMILIES[family]):
-        with suppress(DataError, SpecError):  # a model that takes no packed rows says so in its loss
+        with suppress(DataError, SpecError):  # models without support for packed rows raise an error in `loss`
             expected = gradients(plain, batch, None)
-            for mine, its in zip(gradients(quick, batch, None), expected, strict=True):
-                assert mine.shape == its.shape
-                assert (mine - its).norm() <= 1e-3 * its.norm() + 1e-4
+            for actual, reference in zip(gradients(optimized, batch, None), expected, strict=True):
+                assert actual.shape == reference.shape
+                assert (actual - reference).norm() <= 1e-3 * reference.norm() + 1e-4
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_bfloat16_rounding_errors_are_of_the_size_of_those_in_the_readable_form(family: str) -> None:
-    plain, quick = forms(family)
+def test_fast_modules_have_bfloat16_rounding_errors_like_plain_modules(family: str) -> None:
+    plain, optimized = plain_and_fast(family)
     for batch in batches(FAMILIES[family]):
         with suppress(DataError, SpecError):
             exact = gradients(plain, batch, None)
-            rounded, mine = (gradients(model, batch, torch.bfloat16) for model in (plain, quick))
+            rounded, optimized_rounded = (gradients(model, batch, torch.bfloat16) for model in (plain, optimized))
             # All gradients together: a single bias depends on which side of 0 a rounded activation lies.
-            expected, its, own = (torch.cat([each.flatten().cpu() for each in form]) for form in (exact, rounded, mine))
-            error = (its - expected).norm()
-            assert (own - expected).norm() <= 3 * error + 0.2 * expected.norm() + 1e-4
+            exact_vector, plain_vector, optimized_vector = (
+                torch.cat([tensor.flatten().cpu() for tensor in each_model])
+                for each_model in (exact, rounded, optimized_rounded)
+            )
+            error = (plain_vector - exact_vector).norm()
+            assert (optimized_vector - exact_vector).norm() <= 3 * error + 0.2 * exact_vector.norm() + 1e-4
 
 
 @pytest.mark.parametrize("static", [False, True])
 @pytest.mark.parametrize("family", GENERATING)
 @torch.no_grad()
-def test_beams_that_share_a_cache_decode_as_the_readable_form(family: str, static: bool) -> None:
-    spec, (plain, quick) = FAMILIES[family], forms(family)
+def test_beams_that_share_a_cache_decode_as_with_plain_modules(family: str, static: bool) -> None:
+    spec, (plain, optimized) = FAMILIES[family], plain_and_fast(family)
     batch = tiny.collate(spec, tiny.examples(spec, 3), device="cuda")
     rng, steps = torch.Generator().manual_seed(5), []
     parents = [torch.arange(9) // 3 * 3 + torch.randint(0, 3, (9,), generator=rng) for _ in range(3)]
     tokens = [batch.target[:, :1].repeat_interleave(3, 0), *torch.randint(3, tiny.VOCAB, (2, 9, 1), generator=rng)]
-    for model in (plain, quick):
+    for model in (plain, optimized):
         assert isinstance(model, LanguageModel)
-        decoding, found = model.start(batch, 6, beams=3, static=static), []
+        decoding, log_probs = model.start(batch, 6, beams=3, static=static), []
         for ids, parent in zip(tokens, parents, strict=True):
-            found.append(model.advance(ids.cuda(), decoding))
+            log_probs.append(model.advance(ids.cuda(), decoding))
             decoding.reorder(parent.cuda())
-        steps.append(torch.stack(found))
+        steps.append(torch.stack(log_probs))
     torch.testing.assert_close(steps[1], steps[0], rtol=1e-3, atol=1e-3)
 
 
-def test_remove_restores_the_readable_form() -> None:
-    plain, quick = forms("encoder_decoder")
-    fast.remove(quick)
-    assert [type(module) for module in quick.modules()] == [type(module) for module in plain.modules()]
-    assert not any(isinstance(module, nn.Module) and "device_search" in vars(module) for module in quick.modules())
+def test_remove_restores_the_plain_modules() -> None:
+    plain, optimized = plain_and_fast("encoder_decoder")
+    fast.remove(optimized)
+    assert [type(module) for module in optimized.modules()] == [type(module) for module in plain.modules()]
+    assert not any(isinstance(module, nn.Module) and "device_search" in vars(module) for module in optimized.modules())

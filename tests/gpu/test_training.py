@@ -1,4 +1,4 @@
-"""Training on a GPU: a step as one CUDA graph learns bit for bit what an eager one learns; what cannot be, is said."""
+"""Training on a GPU: steps captured as CUDA graphs learn like eager steps, and obstacles to a capture are logged."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -32,12 +32,12 @@ SMALL: dict[str, Any] = {"vocab": 200, "d_model": 64, "heads": 4, "encoder.depth
 
 
 @pytest.fixture(autouse=True)
-def plain_numbers() -> None:
+def float32() -> None:
     torch.set_default_dtype(torch.float32)
 
 
 class Notes(list[dict[str, Any]]):
-    """A watcher that remembers."""
+    """A watcher that stores all events."""
 
     def note(self, event: Any) -> None:
         self.append(dict(event))
@@ -47,7 +47,7 @@ class Notes(list[dict[str, Any]]):
         return [event for event in self if event["event"] == "executor"]
 
 
-def stream(batching: Batching) -> BatchLoader:
+def loader(batching: Batching) -> BatchLoader:
     rng = np.random.default_rng(0)
     sides = [[rng.integers(3, 200, rng.integers(2, 20)).tolist() for _ in range(150)] for _ in range(2)]
     table = Table.of(source=[[*s, 2] for s in sides[0]], target=[[1, *t, 2] for t in sides[1]])
@@ -66,11 +66,11 @@ PACKED = Packing(512, 64)
 
 
 def trained(
-    folder: Path, spec: TrainSpec = SPEC, made: Model | None = None, batching: Batching = PACKED
+    folder: Path, spec: TrainSpec = SPEC, built: Model | None = None, batching: Batching = PACKED
 ) -> tuple[Trainer, Notes]:
     notes = Notes()
     folder.mkdir(exist_ok=True)
-    trainer = Trainer(made or model(), spec, stream(batching), RunFolder(folder), watchers=[notes])
+    trainer = Trainer(built or model(), spec, loader(batching), RunFolder(folder), watchers=[notes])
     trainer.fit()
     return trainer, notes
 
@@ -79,26 +79,26 @@ def weights(trainer: Trainer) -> dict[str, Tensor]:
     return {name: p.detach().clone() for name, p in trainer.model.named_parameters()}
 
 
-def close(mine: dict[str, Tensor], its: dict[str, Tensor]) -> None:
-    """CUDA adds up the gradients of a table in any order, so that not even two eager runs promise the same bits.
+def close(actual: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
+    """Compare weights. CUDA sums the gradients of a table in any order, so that even two eager runs may differ.
 
-    A bias of keys has no gradient but rounding, which Adam makes steps of.
+    Biases are not compared: the gradient of a key bias is only rounding error, which Adam scales up.
     """
-    for name, tensor in its.items():
+    for name, tensor in expected.items():
         if not name.endswith("bias"):
             torch.testing.assert_close(
-                mine[name], tensor, rtol=2e-2, atol=5e-3, msg=lambda text, n=name: f"{n}: {text}"
+                actual[name], tensor, rtol=2e-2, atol=5e-3, msg=lambda text, n=name: f"{n}: {text}"
             )
 
 
-def eagerly(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(executor, "capture_obstacle", lambda *_: "asked not to")
+def disable_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(executor, "capture_obstacle", lambda *_: "disabled for this test")
 
 
 @pytest.mark.parametrize(
     "changes", [{}, {"accumulate": 2}, {"ema": 0.9}, {"precision": "float32"}, {"clip": 0.0, "validate_every": 7}]
 )
-def test_a_captured_step_is_an_eager_step(
+def test_captured_steps_learn_like_eager_steps(
     tmp_path: Path, changes: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With dropout, over several epochs whose last batch has another shape, and with checkpoints in between."""
@@ -106,14 +106,14 @@ def test_a_captured_step_is_an_eager_step(
     captured, notes = trained(tmp_path / "a", spec)
     assert isinstance(captured.executor, Quickest)
     assert [event["executor"] for event in notes.executors] == ["graph"]
-    eagerly(monkeypatch)
-    eager, others = trained(tmp_path / "b", spec)
-    assert [event["executor"] for event in others.executors] == ["eager"]
-    for mine, its in zip(
-        [e for e in notes if e["event"] == "step"], [e for e in others if e["event"] == "step"], strict=True
+    disable_graphs(monkeypatch)
+    eager, eager_notes = trained(tmp_path / "b", spec)
+    assert [event["executor"] for event in eager_notes.executors] == ["eager"]
+    for captured_step, eager_step in zip(
+        [e for e in notes if e["event"] == "step"], [e for e in eager_notes if e["event"] == "step"], strict=True
     ):
-        assert mine["loss"] == pytest.approx(its["loss"], rel=1e-5)
-        assert mine["learning_rate"] == its["learning_rate"]
+        assert captured_step["loss"] == pytest.approx(eager_step["loss"], rel=1e-5)
+        assert captured_step["learning_rate"] == eager_step["learning_rate"]
     close(weights(captured), weights(eager))
 
 
@@ -122,18 +122,20 @@ def test_a_compiled_step_learns_the_same(tmp_path: Path) -> None:
     _, compiled = trained(tmp_path / "b", replace(SPEC, compile=True))
     assert [event["executor"] for event in compiled.executors] == ["compiling", "compiled graph"]
     final = [[event["loss"] for event in notes if event["event"] == "step"][-1] for notes in (plain, compiled)]
-    assert final[0] == pytest.approx(final[1], rel=0.05)  # dropout is drawn in another way
+    assert final[0] == pytest.approx(final[1], rel=0.05)  # dropout has another random number generator
 
 
 def test_torch_compile_does_not_format_our_operators(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It would write all that leads to one, shared parts again and again: without end in a model of twelve layers."""
-    met: list[str] = []
-    monkeypatch.setattr(OperatorIssue, "operator_str", staticmethod(lambda target, *_: met.append(str(target)) or ""))
+    """It would format the graph before each operator again and again, without end in a model of twelve layers."""
+    formatted: list[str] = []
+    monkeypatch.setattr(
+        OperatorIssue, "operator_str", staticmethod(lambda target, *_: formatted.append(str(target)) or "")
+    )
     torch.compiler.reset()
     with config.patch(force_disable_caches=True):
         _, notes = trained(tmp_path, replace(SPEC, compile=True))
     assert notes.executors[-1]["executor"] == "compiled graph"
-    assert not [target for target in met if "regard" in target]
+    assert not [target for target in formatted if "regard" in target]
 
 
 def test_a_run_continues_after_a_failed_compilation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -150,9 +152,11 @@ def test_a_run_continues_after_a_failed_compilation(tmp_path: Path, monkeypatch:
     assert notes[-1]["finished"]
 
 
-@pytest.mark.parametrize("row", ["switch", "light_conv", "synth_dense", "universal", "transparent", "adaptive_softmax"])
-def test_every_variant_trains_as_a_graph_or_reports_why_not(tmp_path: Path, row: str) -> None:
-    _, notes = trained(tmp_path, replace(SPEC, steps=12), model(row))
+@pytest.mark.parametrize(
+    "name", ["switch", "light_conv", "synth_dense", "universal", "transparent", "adaptive_softmax"]
+)
+def test_every_variant_trains_as_a_graph_or_reports_why_not(tmp_path: Path, name: str) -> None:
+    _, notes = trained(tmp_path, replace(SPEC, steps=12), model(name))
     assert notes[-1]["finished"]
     (event,) = notes.executors
     assert event["executor"] == "graph" or "cannot be captured" in event["why"]
@@ -178,9 +182,9 @@ def test_a_resumed_run_is_captured_again(tmp_path: Path) -> None:
     whole, _ = trained(tmp_path / "a", spec)
     notes = Notes()
     (tmp_path / "b").mkdir()
-    first = Trainer(model(), spec, stream(Packing(512, 64)), RunFolder(tmp_path / "b"), watchers=[notes])
+    first = Trainer(model(), spec, loader(Packing(512, 64)), RunFolder(tmp_path / "b"), watchers=[notes])
     first.fit(lambda: "enough" if first.progress.step == 23 else None)
-    second = Trainer(model(), spec, stream(Packing(512, 64)), RunFolder(tmp_path / "b"), watchers=[notes])
+    second = Trainer(model(), spec, loader(Packing(512, 64)), RunFolder(tmp_path / "b"), watchers=[notes])
     assert second.resume()
     second.fit()
     assert isinstance(second.executor, Quickest)
@@ -189,17 +193,17 @@ def test_a_resumed_run_is_captured_again(tmp_path: Path) -> None:
     close(weights(second), weights(whole))
 
 
-BEFORE = {"rnn": "rnn", "rnn_attention": "rnn_attention", "convs2s": "convs2s", "bytenet": "bytenet_small"}
+BASELINES = {"rnn": "rnn", "rnn_attention": "rnn_attention", "convs2s": "convs2s", "bytenet": "bytenet_small"}
 
 
-@pytest.mark.parametrize("name", BEFORE)
+@pytest.mark.parametrize("name", BASELINES)
 def test_baselines_learn_in_bfloat16_as_in_float32(tmp_path: Path, name: str) -> None:
-    spec: Any = preset(BEFORE[name], vocab=200, dropout=0.0)
+    spec: Any = preset(BASELINES[name], vocab=200, dropout=0.0)
     last = []
     for precision in ("float32", "bfloat16"):
-        made = build(spec, "cuda", seed=1)
-        asked = replace(SPEC, precision=precision, optimizer=AdamW(learning_rate=1e-3))
-        _, notes = trained(tmp_path / precision, asked, made, Buckets(512))
+        built = build(spec, "cuda", seed=1)
+        train_spec = replace(SPEC, precision=precision, optimizer=AdamW(learning_rate=1e-3))
+        _, notes = trained(tmp_path / precision, train_spec, built, Buckets(512))
         assert "many shapes" in notes.executors[0]["why"]
         losses = [event["loss"] for event in notes if event["event"] == "step"]
         assert losses[-1] < losses[0]
@@ -207,12 +211,12 @@ def test_baselines_learn_in_bfloat16_as_in_float32(tmp_path: Path, name: str) ->
     assert last[0] == pytest.approx(last[1], rel=0.02)
 
 
-@pytest.mark.parametrize("name", BEFORE)
+@pytest.mark.parametrize("name", BASELINES)
 def test_baselines_compute_the_same_on_gpu_and_cpu(name: str) -> None:
-    spec: Any = preset(BEFORE[name], vocab=200, dropout=0.0)
-    here, there = (build(spec, where, seed=1).double().eval() for where in ("cpu", "cuda"))
-    there.load_state_dict(here.state_dict())
-    batch = next(stream(Buckets(512)).once()).batch
+    spec: Any = preset(BASELINES[name], vocab=200, dropout=0.0)
+    on_cpu, on_gpu = (build(spec, device, seed=1).double().eval() for device in ("cpu", "cuda"))
+    on_gpu.load_state_dict(on_cpu.state_dict())
+    batch = next(loader(Buckets(512)).once()).batch
     with torch.no_grad():
-        mine, its = there.loss(batch.to("cuda")), here.loss(batch)
-    torch.testing.assert_close(mine.total.cpu(), its.total, rtol=1e-10, atol=1e-10)
+        gpu_loss, cpu_loss = on_gpu.loss(batch.to("cuda")), on_cpu.loss(batch)
+    torch.testing.assert_close(gpu_loss.total.cpu(), cpu_loss.total, rtol=1e-10, atol=1e-10)

@@ -1,4 +1,4 @@
-"""How laws are examined here: with the shapes in signatures checked where a law walks through a model's code anew."""
+"""Helpers that examine laws. Shapes in signatures are checked only for the laws that cover all code of a model."""
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -8,13 +8,13 @@ from jaxtyping import config
 from regard.models.base import ModelSpec
 from regard.testing import examine, subject_of
 
-# Padded and packed batches, prompts of unequal length and what follows them, with static shapes and without: the other
-# laws send the same shapes through the same code, and checking those takes longer than computing them.
+# Padded and packed batches, and prompts of unequal length with their continuations, with and without static shapes. The
+# other laws pass the same shapes through the same code, and checking shapes takes longer than the computation.
 CHECKED = ("packing", "ragged")
 
 
 def broken(name: str, model: ModelSpec, laws: Iterable[str], shapes: bool = True) -> list[str]:
-    """What is wrong with a model by these laws; with `shapes`, in signatures too."""
+    """Return a line for each law that the model breaks. With `shapes`, shapes in signatures are checked too."""
     laws, subject = list(laws), subject_of(model)
     checked = [law for law in laws if shapes and law in CHECKED]
     with unchecked():
@@ -25,10 +25,10 @@ def broken(name: str, model: ModelSpec, laws: Iterable[str], shapes: bool = True
 
 @contextmanager
 def unchecked() -> Iterator[None]:
-    """Signatures say shapes, and nobody looks."""
-    before = config.jaxtyping_disable
+    """Disable the checks of tensor shapes in signatures."""
+    previous = config.jaxtyping_disable
     config.update("jaxtyping_disable", True)
     try:
         yield
     finally:
-        config.update("jaxtyping_disable", before)
+        config.update("jaxtyping_disable", previous)

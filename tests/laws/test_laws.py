@@ -1,4 +1,4 @@
-"""Every law over every part and family. A part that is not examined here is not there yet."""
+"""Every law is checked for every part, in every model family that has a place for the part."""
 
 import json
 import subprocess
@@ -133,9 +133,9 @@ PARTS_UNDER_LAW: dict[str, Spec] = {
 }
 
 
-# What does not depend on who calls it is examined in one family, which has both an encoder and a decoder: functions of
-# single numbers, and what weights begin as.
-ANYWHERE = {
+# Parts that do not depend on the model around them (element-wise functions, initial weights) are examined in one
+# family, which has both an encoder and a decoder.
+ONE_FAMILY = {
     *(f"feedforward {name}" for name in ACTIVATIONS if name not in ("relu", "gelu")),
     *(name for name, part in PARTS_UNDER_LAW.items() if isinstance(part, Init)),
     "self_attention unscaled",
@@ -148,19 +148,19 @@ ANYWHERE = {
 }
 
 
-# Parts between which and a kernel of attention stand projections: to the kernels their models are all one.
-AFAR = (Norm, Residual, InputSpec, TableSpec, HeadSpec, Linear, Init, Bridge, Sharing, FeedForward)
+# Parts that are separated from the attention kernels by projections: the kernels treat all models with them alike.
+BEHIND_PROJECTIONS = (Norm, Residual, InputSpec, TableSpec, HeadSpec, Linear, Init, Bridge, Sharing, FeedForward)
 
 
 def _untied(model: ModelSpec) -> ModelSpec:
-    """Concatenated positions make the input table narrower than the output's, so the two cannot be one."""
+    """Untie input and output tables: concatenated positions make the input table narrower than the output table."""
     model = swap(model, Sharing, lambda sharing: replace(sharing, input_output=False))
     model = swap(model, MaskedLM, lambda task: replace(task, tied=False))
     return replace(model, tied=False) if hasattr(model, "tied") else model  # type: ignore[reportCallIssue]
 
 
 def _small(name: str) -> ModelSpec:
-    """A preset with its sizes cut down and everything else left alone."""
+    """Return a preset with smaller sizes and everything else unchanged."""
     spec = PRESETS[name]()
     spec = swap(spec, Plain, lambda stack: replace(stack, depth=2))
     spec = swap(spec, RecurrentEncoder, lambda side: replace(side, depth=min(side.depth, 3), d_hidden=16))
@@ -183,22 +183,22 @@ def _small(name: str) -> ModelSpec:
 def _subjects() -> dict[str, ModelSpec]:
     subjects = dict(tiny.families())
     subjects["mean pool"] = tiny.encoder_only(SentenceClassifier(tiny.CLASSES, pool="mean", pooler=False))
-    both = SentenceClassifier(tiny.CLASSES, pool="mean_max", pooler=False, label_smoothing=0.1)
-    subjects["mean and max pool, smoothed"] = tiny.encoder_only(both)
+    mean_max = SentenceClassifier(tiny.CLASSES, pool="mean_max", pooler=False, label_smoothing=0.1)
+    subjects["mean and max pool, smoothed"] = tiny.encoder_only(mean_max)
     layers = (Recurrence(Elman("relu"), start=LearnedStart()), Recurrence(GRU(), d_hidden=6, output=True))
     recurrent = Plain(tuple(Block((layer,), NoResidual()) for layer in layers), 2)
     subjects["recurrent lm"] = replace(tiny.decoder_only(), decoder=recurrent)
     kim = Plain((Block((NGramConvolution((2, 3, 4), output=False),), NoResidual()),), 1)
-    biggest = SentenceClassifier(tiny.CLASSES, pool="max", pooler=False)
-    subjects["n-gram classifier"] = replace(tiny.encoder_only(biggest), encoder=kim)
-    both_ways = Plain((Block((Recurrence(bidirectional=True),), NoResidual()),), 1)
+    max_pool = SentenceClassifier(tiny.CLASSES, pool="max", pooler=False)
+    subjects["n-gram classifier"] = replace(tiny.encoder_only(max_pool), encoder=kim)
+    bidirectional_lstm = Plain((Block((Recurrence(bidirectional=True),), NoResidual()),), 1)
     ends = SentenceClassifier(tiny.CLASSES, pool="ends")
-    subjects["both ways"] = replace(tiny.encoder_only(ends), encoder=both_ways)
-    nothing_fed = RecurrentDecoder(attention=DotScore(), self_attention=AdditiveScore())
-    fed = RecurrentDecoder(GRU(), 2, attention=BilinearScore(), self_attention=GeneralScore(), input_feeding="found")
+    subjects["bidirectional"] = replace(tiny.encoder_only(ends), encoder=bidirectional_lstm)
+    without_feeding = RecurrentDecoder(attention=DotScore(), self_attention=AdditiveScore())
+    fed = RecurrentDecoder(GRU(), 2, attention=BilinearScore(), self_attention=GeneralScore(), input_feeding="context")
     learned = ConstantState(LearnedStart())
     bottom = replace(fed, depth=3, residual_from=3, self_attention=DotScore(), query="bottom", initial_state=learned)
-    for name, decoder in {"self-attention": nothing_fed, "fed": fed, "fed bottom": bottom}.items():
+    for name, decoder in {"self-attention": without_feeding, "fed": fed, "fed bottom": bottom}.items():
         subjects[f"recurrent, {name}"] = tiny.recurrent(decoder)
     subjects["untied masked lm"] = tiny.encoder_only(MaskedLM(tied=False))
     subjects["prefix LM with T5 bias"] = swap(
@@ -220,7 +220,7 @@ def _subjects() -> dict[str, ModelSpec]:
             subjects[f"{name}: encoder_decoder"] = swap(tiny.encoder_decoder(), CrossAttention, lambda _, p=part: p)
             continue
         for family, model in around(part).items():
-            if name in ANYWHERE and family != "encoder_decoder":
+            if name in ONE_FAMILY and family != "encoder_decoder":
                 continue
             subjects[f"{name}: {family}"] = _untied(model) if name == "tokens concatenated" else model
     for name in PRESETS:
@@ -236,32 +236,32 @@ SLOW = {"compile"}
 def test_laws(subject: str) -> None:
     """One test per subject, which is built once for all laws."""
     name, _, family = subject.partition(": ")
-    far = family and isinstance(PARTS_UNDER_LAW[name], AFAR)
-    # What a part is given in the two other families, it is given on the two sides of an encoder-decoder.
-    twin = family and family != "encoder_decoder" and f"{name}: encoder_decoder" in SUBJECTS
-    left_out = SLOW | ({"kernels"} if far else set())
-    assert broken(subject, SUBJECTS[subject], (law for law in LAWS if law not in left_out), shapes=not twin) == []
+    behind_projections = family and isinstance(PARTS_UNDER_LAW[name], BEHIND_PROJECTIONS)
+    # In the two other families, a part gets the same shapes as in the encoder or decoder of an encoder-decoder.
+    same_shapes = family and family != "encoder_decoder" and f"{name}: encoder_decoder" in SUBJECTS
+    skipped = SLOW | ({"kernels"} if behind_projections else set())
+    assert broken(subject, SUBJECTS[subject], (law for law in LAWS if law not in skipped), shapes=not same_shapes) == []
 
 
 @pytest.mark.parametrize("name", [name for name, part in PARTS_UNDER_LAW.items() if isinstance(part, BranchSpec)])
 def test_branches_use_positions_and_declare_whether_order_matters(name: str) -> None:
     with unchecked():
-        found = {
+        verdicts = {
             f"{family} with {scheme}": examine(family, model, ["positions"])[0]
             for (scheme, family), model in tiny.positioned(PARTS_UNDER_LAW[name]).items()
         }
-    assert found or isinstance(PARTS_UNDER_LAW[name], CrossAttention)
-    assert {model: verdict.detail for model, verdict in found.items() if verdict.outcome == "broken"} == {}
+    assert verdicts or isinstance(PARTS_UNDER_LAW[name], CrossAttention)
+    assert {model: verdict.detail for model, verdict in verdicts.items() if verdict.outcome == "broken"} == {}
 
 
-def test_every_catalogued_part_is_under_law() -> None:
-    """Here, or as part of a variant in test_table."""
-    seen = {part.kind for subject in SUBJECTS.values() for part in walk(subject)}
+def test_every_catalogued_part_is_examined() -> None:
+    """Parts are examined in this file, or as part of a variant in test_table."""
+    kinds = {part.kind for subject in SUBJECTS.values() for part in walk(subject)}
     deep = tiny.narang(depth=6, d_model=24, heads=6)
     for variant in VARIANTS.values():
-        seen |= {part.kind for part in walk(variant.edit(deep))}
-    # An uninitialized model has no numbers to compare, and a pooled one no outputs without a task.
-    assert set(PARTS) - seen == {Uninitialized.kind, "pooled"}
+        kinds |= {part.kind for part in walk(variant.edit(deep))}
+    # An uninitialized model has no values to compare, and a pooled model has no outputs without a task.
+    assert set(PARTS) - kinds == {Uninitialized.kind, "pooled"}
 
 
 def test_laws_apply_where_they_should() -> None:
@@ -285,12 +285,12 @@ COMPILED = [
 
 
 def _shallow(stack: Plain) -> Plain:
-    """Blocks are compiled one like the other, so one is enough, where not the order of several is what is compiled."""
+    """Reduce a stack to one block, which is enough to compile, unless its blocks differ or share weights."""
     return replace(stack, depth=1) if stack.unique is None and len(stack.pattern) == 1 else stack
 
 
 def test_compile() -> None:
-    """In a process of its own: the shape checks of the test suite are not part of what is compiled."""
+    """Run in a subprocess, because the shape checks of the test suite must not be compiled."""
     program = (
         "import json, sys\n"
         "from regard import from_record\n"
@@ -300,14 +300,14 @@ def test_compile() -> None:
         "        print(name, verdict.outcome, verdict.detail)\n"
     )
     records = {name: to_record(swap(SUBJECTS[name], Plain, _shallow)) for name in COMPILED}
-    run = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-c", program], input=json.dumps(records), capture_output=True, text=True, check=False
     )
-    assert run.stdout.splitlines() == [f"{name} kept " for name in COMPILED], run.stdout + run.stderr
+    assert process.stdout.splitlines() == [f"{name} kept " for name in COMPILED], process.stdout + process.stderr
 
 
-def test_branch_is_a_slot_of_its_own() -> None:
-    """`around` puts an unknown branch beside the others instead of in place of one."""
+def test_an_unknown_kind_of_branch_is_added_to_a_block() -> None:
+    """`around` adds such a branch to a block instead of replacing another branch."""
     model = around(_Extra())["encoder_decoder"]
     assert [len(part.branches) for part in walk(model) if isinstance(part, Block)] == [3, 4]
 

@@ -1,4 +1,4 @@
-"""The law of positions finds what ignores a position, and what tells order without saying so."""
+"""The law `positions` finds parts that ignore positions, and parts that use token order without declaring it."""
 
 from dataclasses import dataclass, replace
 from typing import Any
@@ -28,26 +28,26 @@ from .conftest import unchecked
 
 @dataclass(frozen=True, slots=True)
 class Planted(BranchSpec):
-    """Self-attention that is right; or in all but this, that it takes no notice of a rotation and an offset."""
+    """Self-attention that, unless `uses_terms`, ignores the rotation and the offset of a position scheme."""
 
     kind = "planted_attention"
     attends = True
-    heeds: bool = False
+    uses_terms: bool = False
 
     def build(self, site: Site) -> Branch:
-        return _Attention(site, self.heeds)
+        return _Attention(site, self.uses_terms)
 
 
 class _Attention(Branch):
-    def __init__(self, site: Site, heeds: bool) -> None:
+    def __init__(self, site: Site, uses_terms: bool) -> None:
         super().__init__()
-        self.heads, self.heeds, width = site.heads, heeds, site.heads * site.d_head
+        self.heads, self.uses_terms, width = site.heads, uses_terms, site.heads * site.d_head
         self.qkv = site.linear(site.d_model, {"query": width, "key": width, "value": width})
         self.out = site.linear(width, {"attend_out": site.d_model})
         self.name = f"{site.side}.self"
 
     def forward(self, x: Float[Tensor, "B T D"], ctx: Context, state: KVCache | None = None) -> Float[Tensor, "B T D"]:
-        terms = ctx.own.terms if self.heeds and ctx.own.terms is not None else Terms()
+        terms = ctx.own.terms if self.uses_terms and ctx.own.terms is not None else Terms()
         parts = self.qkv(x).chunk(3, -1)
         if terms.offset is not None:
             parts = tuple(part + terms.offset for part in parts)
@@ -69,15 +69,15 @@ def outcomes(report: Report) -> dict[tuple[str, str], str]:
 
 
 def test_an_attention_that_ignores_rotation_is_broken() -> None:
-    """All other laws hold for it, which is how it was missed."""
+    """All other laws hold for such an attention."""
     laws = [law for law in LAWS if law not in ("compile", "kernels")]
     with unchecked():
-        found = outcomes(check(Planted(), laws))
-    broken = {where for where, outcome in found.items() if outcome == "broken"}
+        results = outcomes(check(Planted(), laws))
+    broken = {key for key, outcome in results.items() if outcome == "broken"}
     schemes, families = ("rotary", "injected"), ("decoder_only", "masked_lm")
     assert broken == {(f"positions ({scheme})", family) for scheme in schemes for family in families}
-    assert found["positions (distance_bias)", "masked_lm"] == found["positions (shaw)", "decoder_only"] == "kept"
-    assert {verdict.outcome for verdict in check(Planted(heeds=True), ["positions"]).verdicts} == {"kept"}
+    assert results["positions (distance_bias)", "masked_lm"] == results["positions (shaw)", "decoder_only"] == "kept"
+    assert {verdict.outcome for verdict in check(Planted(uses_terms=True), ["positions"]).verdicts} == {"kept"}
 
 
 def test_the_message_names_the_position_and_what_to_do() -> None:
@@ -88,7 +88,7 @@ def test_the_message_names_the_position_and_what_to_do() -> None:
 
 @dataclass(frozen=True, slots=True)
 class Shift(BranchSpec):
-    """Reads the token before, and does not say that order matters."""
+    """Reads the previous token, but does not declare that order matters."""
 
     kind = "planted_shift"
 
@@ -106,13 +106,13 @@ class _Shift(Branch):
 
 
 def test_a_branch_that_depends_on_order_must_declare_it() -> None:
-    found = outcomes(check(Shift(), ["positions"]))
-    assert found["positions (none)", "masked_lm"] == "broken"
+    results = outcomes(check(Shift(), ["positions"]))
+    assert results["positions (none)", "masked_lm"] == "broken"
 
 
 @dataclass(frozen=True, slots=True)
 class Empty(Position):
-    """Contributes nothing."""
+    """A position scheme that adds nothing to attention."""
 
     kind = "planted_empty"
 
@@ -127,7 +127,7 @@ class _Empty(PositionTerms):
 
 @dataclass(frozen=True, slots=True)
 class Zeros(Additive):
-    """The same vector everywhere."""
+    """The same vector for all positions."""
 
     kind = "planted_zeros"
 
@@ -151,14 +151,14 @@ def test_a_position_without_effect_breaks_the_law(part: Position | Additive) -> 
 
 @pytest.mark.parametrize("family", ["masked_lm", "encoder_decoder", "token_classifier", "sentence_classifier"])
 def test_an_encoder_without_positions_ignores_order(family: str) -> None:
-    """And with them it does: the law holds both ways because the answers differ."""
+    """With positions, it depends on order. The law holds in both cases."""
     spec = tiny.families()[family]
-    bare = swap(spec, Tokens, lambda tokens: replace(tokens, position=None))
-    turned = swap(bare, Plain, lambda stack: replace(stack, position=Rotary()))
+    without = swap(spec, Tokens, lambda tokens: replace(tokens, position=None))
+    rotary = swap(without, Plain, lambda stack: replace(stack, position=Rotary()))
     side = "source" if spec.reads_source else "target"
-    assert tiny.order(tiny.streams(bare)[side], causal=False) == (None, False)
-    assert tiny.order(tiny.streams(turned)[side], causal=False)[0] == "rotary"
-    for model in (spec, bare, turned):
+    assert tiny.order(tiny.streams(without)[side], causal=False) == (None, False)
+    assert tiny.order(tiny.streams(rotary)[side], causal=False)[0] == "rotary"
+    for model in (spec, without, rotary):
         assert examine(family, model, ["positions"])[0].outcome == "kept"
 
 
@@ -171,6 +171,6 @@ class Never(BranchSpec):
 
 
 def test_a_part_that_is_never_built_is_an_error() -> None:
-    """What is refused beside other positions does not apply; what is refused everywhere was not examined."""
+    """The law does not apply to models that cannot be built, but a part must be built in at least one model."""
     with pytest.raises(SpecError, match="no model could be built around Never"):
         check(Never)

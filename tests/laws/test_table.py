@@ -1,4 +1,4 @@
-"""Every variant keeps every law at a tiny size, or says which it bends and why."""
+"""Every variant keeps every law at a tiny size, except for the laws that it declares to bend."""
 
 import pytest
 
@@ -8,14 +8,14 @@ from regard.variants import VARIANTS, apply
 
 from .conftest import broken, unchecked
 
-LATER = {"compile", "kernels"}  # they examine the kernels, which the parts are examined with in test_laws
-# What the base of the table has already stands on another one.
+LATER = {"compile", "kernels"}  # these laws examine kernels, for which test_laws examines the parts
+# Variants that the base of the table already contains need another base.
 POST_NORM = {"pre_norm", "t5_bias", "learned", "no_scaling"}
 DEEP = {"layers_24", "layers_18", "layers_8", "layers_6"}
 
 
 def base(name: str) -> ModelSpec:
-    """The base of the table, or another that lacks the row, at a tiny size that the row can divide."""
+    """Return the base of the table, or a base without the variant, at a tiny size that suits the variant."""
     if name in POST_NORM:
         return tiny.encoder_decoder()
     return tiny.narang(depth=6, d_model=24, heads=6) if name in DEEP else tiny.narang()
@@ -25,9 +25,9 @@ def base(name: str) -> ModelSpec:
 def test_every_variant_keeps_the_laws(name: str) -> None:
     subject = apply(name, base(name))
     bends = VARIANTS[name].bends
-    assert set(bends) <= set(LAWS), f"{name} bends a law that there is not"
+    assert set(bends) <= set(LAWS), f"{name} bends a law that does not exist"
     assert broken(name, subject, (law for law in LAWS if law not in LATER | set(bends))) == []
     with unchecked():
         for law in bends:
             verdict = examine(name, subject, [law])[0]
-            assert verdict.outcome != "kept", f"{name} says that it bends {law}, and keeps it"
+            assert verdict.outcome != "kept", f"{name} declares that it bends {law}, but keeps it"

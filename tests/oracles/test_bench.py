@@ -1,4 +1,4 @@
-"""The peers of `regard bench` that `make test-oracles` installs: their size equals ours, and their loss falls."""
+"""The peers of `regard bench` that `make test-oracles` installs have our parameter count, and their loss falls."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Against fairseq, with copied random weights: positions, and a Transformer layer of each side, pre- and post-norm."""
+"""Positions and Transformer layers (encoder, decoder, pre- and post-norm) equal fairseq's with the same weights."""
 
 from argparse import Namespace
 
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.oracle
 D, H, F, T, S = 16, 4, 24, 5, 6
 
 
-def test_sinusoids_count_and_lie_as_in_fairseq() -> None:
+def test_sinusoids_equal_fairseq() -> None:
     """fairseq divides by d/2 - 1, puts sines before cosines and starts counting after the padding index."""
     theirs = SinusoidalPositionalEmbedding.get_embedding(50, D, padding_idx=None)
     ours = Sinusoidal(denominator="span", layout="halves").table(50, D)
@@ -42,7 +42,7 @@ def arguments(pre: bool) -> Namespace:
 
 
 def mapping(decoder: bool) -> dict[str, Input]:
-    """Our names and fairseq's for the weights of a layer."""
+    """Return fairseq's weight names of a layer, keyed by ours."""
     last = 2 if decoder else 1
     names: dict[str, Input] = {
         "branches.0.branch.qkv": cat(*(f"self_attn.{x}_proj" for x in "qkv")),
@@ -88,14 +88,14 @@ def test_a_layer_equals_fairseq(side: str, pre: bool) -> None:
     with torch.no_grad():
         if side == "encoder":
             expected = theirs(x.transpose(0, 1), hidden).transpose(0, 1)
-            found = ours(x, Context(View(Mask(q_seg=seg, k_seg=seg), T, T, device)))
+            actual = ours(x, Context(View(Mask(q_seg=seg, k_seg=seg), T, T, device)))
         else:
             future = torch.full((T, T), -torch.inf, dtype=torch.float64).triu(1)
             expected = theirs(
                 x.transpose(0, 1), memory.transpose(0, 1), memory_hidden, self_attn_mask=future
             )[0].transpose(0, 1)  # fmt: skip
             cross = View(Mask(k_seg=(~memory_hidden).long()), T, S, device)
-            found = ours(x, Context(View(Mask(causal=True), T, T, device), cross, Memory((memory,))))
+            actual = ours(x, Context(View(Mask(causal=True), T, T, device), cross, Memory((memory,))))
     real = ~hidden if side == "encoder" else torch.ones_like(hidden)
-    # With a mask, fairseq takes the softmax in float32 whatever it is given.
-    torch.testing.assert_close(found[real], expected[real], rtol=0, atol=1e-9 if side == "encoder" else 1e-6)
+    # With a mask, fairseq always computes the softmax in float32.
+    torch.testing.assert_close(actual[real], expected[real], rtol=0, atol=1e-9 if side == "encoder" else 1e-6)

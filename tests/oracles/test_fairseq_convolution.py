@@ -1,4 +1,4 @@
-"""Against fairseq's lightweight and dynamic convolutions, with copied random weights: a branch of each side."""
+"""Lightweight and dynamic convolutions equal those of fairseq with the same weights, in encoder and decoder."""
 
 from typing import Any
 
@@ -15,7 +15,7 @@ from regard.nn.mask import Context, Mask, View
 
 pytestmark = pytest.mark.oracle
 
-B, T, D, H = 2, 17, 12, 3  # in a row shorter than its filter, fairseq's dynamic one sums to one over what is left
+B, T, D, H = 2, 17, 12, 3  # T exceeds all filters: fairseq normalises truncated dynamic filters
 
 
 def site(causal: bool) -> Site:
@@ -43,7 +43,7 @@ def site(causal: bool) -> Site:
 @pytest.mark.parametrize("width", [3, 5, 15])
 @pytest.mark.parametrize("dynamic", [False, True], ids=["light", "dynamic"])
 def test_a_branch_equals_fairseq(dynamic: bool, width: int, causal: bool) -> None:
-    """GLU, convolution, projection, as fairseq's LightConv layers call them; padding is zeroed before."""
+    """GLU, convolution and projection, as in fairseq's LightConv layers, which set padding to zero before."""
     torch.manual_seed(0)
     spec = SharedDynamicConv(width) if dynamic else SharedLightConv(width)
     ours: Any = spec.build(site(causal)).double()
@@ -53,7 +53,7 @@ def test_a_branch_equals_fairseq(dynamic: bool, width: int, causal: bool) -> Non
     for parameter in (*ours.parameters(), *theirs.parameters()):
         torch.nn.init.normal_(parameter, std=0.5)
     with torch.no_grad():
-        if dynamic:  # fairseq has the taps of a head side by side, we the heads of a tap
+        if dynamic:  # in fairseq the taps of a head are adjacent, here the heads of a tap
             rows = theirs.weight_linear.weight.view(H, width, D).transpose(0, 1)
             ours.filters.predict.weight.copy_(rows.reshape(H * width, D))
         else:
@@ -63,6 +63,6 @@ def test_a_branch_equals_fairseq(dynamic: bool, width: int, causal: bool) -> Non
         g = F.glu(ours.gated(x), -1)
         zeroed = g if causal else g.masked_fill((seg == 0)[:, :, None], 0.0)
         y = theirs(zeroed.transpose(0, 1).contiguous()).transpose(0, 1)
-        found = ours(x, Context(View(Mask(causal=causal, q_seg=seg, k_seg=seg), T, T, x.device)))
-    # fairseq takes the softmax of a learned filter in float32 whatever it is given.
-    torch.testing.assert_close(found[seg != 0], ours.output(y)[seg != 0], rtol=0, atol=1e-9 if dynamic else 1e-6)
+        actual = ours(x, Context(View(Mask(causal=causal, q_seg=seg, k_seg=seg), T, T, x.device)))
+    # fairseq always computes the softmax of a learned filter in float32.
+    torch.testing.assert_close(actual[seg != 0], ours.output(y)[seg != 0], rtol=0, atol=1e-9 if dynamic else 1e-6)

@@ -1,4 +1,4 @@
-"""Against fairseq's FConvModel, with copied lengths and directions: the model, its gradients, and step by step."""
+"""ConvS2S equals fairseq's FConvModel with the same weights: outputs, gradients and decoding steps."""
 
 import math
 from typing import Any
@@ -45,7 +45,7 @@ def fairseq_model(shared: bool) -> tuple[Any, int]:
 
 
 def projection(theirs: Any) -> dict[str, Tensor]:
-    """Length, direction and bias of a weight-normalised layer; fairseq's convolutions are (taps, inputs, outputs)."""
+    """Return length, direction and bias of a layer; fairseq's convolutions have the shape (taps, inputs, outputs)."""
     g, v = theirs.weight_g, theirs.weight_v
     if v.dim() == 3:
         v = v.permute(2, 0, 1).flatten(1)
@@ -53,7 +53,7 @@ def projection(theirs: Any) -> dict[str, Tensor]:
 
 
 def copied(theirs: Any, shared: bool) -> dict[str, Tensor]:
-    """fairseq's weights under our names."""
+    """Return fairseq's weights under our names."""
     state: dict[str, Tensor] = {}
 
     def put(name: str, tensors: dict[str, Tensor]) -> None:
@@ -101,7 +101,7 @@ def ours_of(theirs: Any, vocab: int, shared: bool) -> Any:
 
 
 def texts(vocab: int) -> tuple[Batch, Tensor, Tensor]:
-    """Two pairs, padded: a batch of ours, and fairseq's source and target."""
+    """Return two padded pairs as (our batch, fairseq's source, fairseq's target)."""
     rng = torch.Generator().manual_seed(1)
     source, target = (torch.randint(4, vocab, (2, n), generator=rng) for n in (7, 6))
     source[1, 4:], target[0, 5:] = PAD, PAD
@@ -118,15 +118,15 @@ def test_the_model_equals_fairseq(shared: bool) -> None:
     trace, real = Trace(), target != PAD
     logits, attention = theirs(source, (source != PAD).sum(1), target)
     expected = logits.log_softmax(-1)
-    found = ours.log_probs(batch, trace=trace)
-    # With padding, fairseq takes the scores of attention in float32 on their way.
-    torch.testing.assert_close(found[real], expected[real], rtol=0, atol=1e-5)
-    looked = torch.stack(trace.weights["decoder.cross"]).mean(0)[:, 0]
-    torch.testing.assert_close(looked[real], attention[real], rtol=0, atol=1e-6)
+    actual = ours.log_probs(batch, trace=trace)
+    # With padding, fairseq computes attention scores in float32.
+    torch.testing.assert_close(actual[real], expected[real], rtol=0, atol=1e-5)
+    weights = torch.stack(trace.weights["decoder.cross"]).mean(0)[:, 0]
+    torch.testing.assert_close(weights[real], attention[real], rtol=0, atol=1e-6)
 
 
-def test_without_padding_it_equals_fairseq_to_the_last_digits_and_so_do_gradients() -> None:
-    """fairseq's encoder gets 1 / (2 * attentions) of its gradients; ours, too."""
+def test_outputs_and_gradients_without_padding_equal_fairseq() -> None:
+    """fairseq scales the gradients of the encoder by 1 / (2 * number of attentions), as we do."""
     theirs, vocab = fairseq_model(False)
     ours = ours_of(theirs, vocab, False)
     batch, _, _ = texts(vocab)
@@ -134,11 +134,11 @@ def test_without_padding_it_equals_fairseq_to_the_last_digits_and_so_do_gradient
     ids, target = batch.source.masked_fill(batch.source == PAD, 5), batch.target.masked_fill(batch.target == PAD, 6)
     whole = Batch(target, target, source=ids)
     expected = theirs(ids, torch.tensor([7, 7]), target)[0].log_softmax(-1)
-    found = ours.log_probs(whole)
-    torch.testing.assert_close(found, expected, rtol=0, atol=1e-11)
-    for model, said in ((theirs, expected), (ours, found)):
+    actual = ours.log_probs(whole)
+    torch.testing.assert_close(actual, expected, rtol=0, atol=1e-11)
+    for model, log_probs in ((theirs, expected), (ours, actual)):
         model.zero_grad()
-        said.gather(-1, target[..., None]).sum().backward()
+        log_probs.gather(-1, target[..., None]).sum().backward()
     gradients = copied(_Gradients(theirs), False)
     for name, parameter in ours.named_parameters():
         assert parameter.grad is not None
@@ -146,14 +146,14 @@ def test_without_padding_it_equals_fairseq_to_the_last_digits_and_so_do_gradient
 
 
 class _Gradients:
-    """A module's tree with gradients in the place of parameters."""
+    """A view of a module in which parameters are replaced by their gradients."""
 
     def __init__(self, module: Any) -> None:
         self.module = module
 
     def __getattr__(self, name: str) -> Any:
-        found = getattr(self.module, name)
-        return found.grad if isinstance(found, torch.nn.Parameter) else found if found is None else _Gradients(found)
+        value = getattr(self.module, name)
+        return value.grad if isinstance(value, torch.nn.Parameter) else value if value is None else _Gradients(value)
 
     def __iter__(self) -> Any:
         return iter(None if part is None else _Gradients(part) for part in self.module)
@@ -162,7 +162,7 @@ class _Gradients:
         return len(self.module)
 
 
-def test_steps_equal_fairseqs() -> None:
+def test_decoding_steps_equal_fairseq() -> None:
     theirs, vocab = fairseq_model(False)
     ours = ours_of(theirs, vocab, False)
     batch, source, target = texts(vocab)
@@ -173,14 +173,14 @@ def test_steps_equal_fairseqs() -> None:
         decoding = ours.start(batch, 8)
         for t in range(1, 5):
             logits, _ = theirs.decoder(target[:, :t], encoded, state)
-            found = ours.advance(target[:, t - 1 : t], decoding)
-            torch.testing.assert_close(found, logits[:, -1].log_softmax(-1), rtol=0, atol=1e-5)
+            actual = ours.advance(target[:, t - 1 : t], decoding)
+            torch.testing.assert_close(actual, logits[:, -1].log_softmax(-1), rtol=0, atol=1e-5)
             theirs.decoder.reorder_incremental_state(state, parent)
             decoding.reorder(parent)
 
 
-def test_weights_are_drawn_alike() -> None:
-    """Standard deviations of our layers against those of fairseq's, both new."""
+def test_initial_weights_have_the_standard_deviations_of_fairseq() -> None:
+    """Both models are newly initialised."""
     words = Dictionary()
     for i in range(300):
         words.add_symbol(f"word{i}")

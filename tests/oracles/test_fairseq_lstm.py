@@ -1,4 +1,4 @@
-"""Against fairseq's LSTM encoder-decoder with attention and input feeding, with copied random weights."""
+"""Recurrent encoder-decoders equal fairseq's LSTM with attention and input feeding, with the same weights."""
 
 from typing import Any
 
@@ -26,21 +26,21 @@ TARGET = torch.tensor([[2, 5, 6, 7], [2, 9, 8, 7], [2, 4, 4, 5]])
 
 
 def copy_cell(ours: Any, state: dict[str, Tensor], suffix: str) -> None:
-    """fairseq's two biases are one here."""
+    """Copy the weights of a cell. fairseq has two biases, whose sum is our bias."""
     ours.input.weight.copy_(state[f"weight_ih{suffix}"])
     ours.input.bias.copy_(state[f"bias_ih{suffix}"] + state[f"bias_hh{suffix}"])
     ours.hidden.weight.copy_(state[f"weight_hh{suffix}"])
 
 
-@pytest.mark.parametrize("both", [False, True], ids=["forwards", "both ways"])
+@pytest.mark.parametrize("both", [False, True], ids=["forwards", "both directions"])
 def test_a_model_equals_fairseq(both: bool) -> None:
     torch.manual_seed(0)
     words = Dictionary()
     for i in range(8):
         words.add_symbol(str(i))
     common = {"embed_dim": D, "hidden_size": D, "num_layers": DEPTH, "dropout_in": 0.0, "dropout_out": 0.0}
-    reader = LSTMEncoder(words, bidirectional=both, left_pad=False, **common).double().eval()
-    speaker = LSTMDecoder(words, out_embed_dim=D, encoder_output_units=reader.output_units, **common).double().eval()
+    encoder = LSTMEncoder(words, bidirectional=both, left_pad=False, **common).double().eval()
+    decoder = LSTMDecoder(words, out_embed_dim=D, encoder_output_units=encoder.output_units, **common).double().eval()
     spec = Recurrent(
         vocab=len(words),
         d_model=D,
@@ -54,45 +54,45 @@ def test_a_model_equals_fairseq(both: bool) -> None:
         head=Softmax(bias=True),
     )
     ours: Any = build(spec).double().eval()
-    for parameter in (*reader.parameters(), *speaker.parameters()):
+    for parameter in (*encoder.parameters(), *decoder.parameters()):
         torch.nn.init.normal_(parameter, std=0.4)
     with torch.no_grad():
         for use, table in {
-            "source": reader.embed_tokens,
-            "target": speaker.embed_tokens,
-            "output": speaker.fc_out,
+            "source": encoder.embed_tokens,
+            "target": decoder.embed_tokens,
+            "output": decoder.fc_out,
         }.items():
             ours.tables.get(use).weight.copy_(table.weight)
-        ours.head.bias.copy_(speaker.fc_out.bias)
-        state = reader.lstm.state_dict()
+        ours.head.bias.copy_(decoder.fc_out.bias)
+        state = encoder.lstm.state_dict()
         for i, layer in enumerate(ours.encoder.layers):
-            for cell, way in zip(layer.cells, ("", "_reverse"), strict=False):
-                copy_cell(cell, state, f"_l{i}{way}")
+            for cell, suffix in zip(layer.cells, ("", "_reverse"), strict=False):
+                copy_cell(cell, state, f"_l{i}{suffix}")
         for i, cell in enumerate(ours.decoder.cells):
-            copy_cell(cell, speaker.layers[i].state_dict(), "")
+            copy_cell(cell, decoder.layers[i].state_dict(), "")
             for part, name in enumerate(("hidden", "cell")):
-                mapped, given = ours.decoder.opening.maps[i][part], getattr(speaker, f"encoder_{name}_proj")
-                mapped.weight.copy_(torch.eye(D) if given is None else given.weight)
-                mapped.bias.copy_(torch.zeros(D) if given is None else given.bias)
-        ours.decoder.cross.query.weight.copy_(speaker.attention.input_proj.weight)
-        found, h = speaker.attention.output_proj.weight.split((reader.output_units, D), 1)
-        ours.decoder.joint.weight.copy_(torch.cat((h, found), 1))
+                mapped, their_map = ours.decoder.opening.maps[i][part], getattr(decoder, f"encoder_{name}_proj")
+                mapped.weight.copy_(torch.eye(D) if their_map is None else their_map.weight)
+                mapped.bias.copy_(torch.zeros(D) if their_map is None else their_map.bias)
+        ours.decoder.cross.query.weight.copy_(decoder.attention.input_proj.weight)
+        context_weight, h = decoder.attention.output_proj.weight.split((encoder.output_units, D), 1)
+        ours.decoder.joint.weight.copy_(torch.cat((h, context_weight), 1))
 
     lengths = (SOURCE != 0).sum(1)
     padded = SOURCE.masked_fill(SOURCE == 0, words.pad())
     with torch.no_grad():
-        encoded = reader(padded, lengths)
-        logits, looked = speaker(TARGET, encoded)
+        encoded = encoder(padded, lengths)
+        logits, their_weights = decoder(TARGET, encoded)
         trace = Trace()
         batch = Batch(TARGET, source=padded, source_seg=(SOURCE != 0).long())
-        said = ours.log_probs(batch, trace=trace)
-        torch.testing.assert_close(said, logits.log_softmax(-1), rtol=0, atol=1e-9)
-        # fairseq keeps attention as (T, B, S) here: it turns (S, T, B) around.
+        log_probs = ours.log_probs(batch, trace=trace)
+        torch.testing.assert_close(log_probs, logits.log_softmax(-1), rtol=0, atol=1e-9)
+        # fairseq returns attention weights as (B, T, S) here.
         weights = trace.weights["decoder.cross"][0].mean(1)
-        torch.testing.assert_close(weights, looked, rtol=0, atol=1e-6)
+        torch.testing.assert_close(weights, their_weights, rtol=0, atol=1e-6)
         decoding = ours.start(batch, 5)
         steps: dict[str, Any] = {}
         for t in range(TARGET.shape[1]):
-            theirs, _ = speaker(TARGET[:, : t + 1], encoded, incremental_state=steps)
-            mine = ours.advance(TARGET[:, t : t + 1], decoding)
-            torch.testing.assert_close(mine, theirs[:, -1].log_softmax(-1), rtol=0, atol=1e-9)
+            theirs, _ = decoder(TARGET[:, : t + 1], encoded, incremental_state=steps)
+            actual = ours.advance(TARGET[:, t : t + 1], decoding)
+            torch.testing.assert_close(actual, theirs[:, -1].log_softmax(-1), rtol=0, atol=1e-9)

@@ -1,4 +1,4 @@
-"""Against Joey NMT, with copied random weights: multi-head attention and label smoothing."""
+"""Multi-head attention equals that of Joey NMT with the same weights."""
 
 import pytest
 import torch
@@ -21,8 +21,8 @@ def test_attention_equals_joeynmt() -> None:
     ours = model.get_submodule("decoder.blocks.0.branches.0.branch")
     copy_from(ours, {"qkv": cat("q_layer", "k_layer", "v_layer"), "output": "output_layer"}, theirs)
     x = torch.randn(2, 5, 16, dtype=torch.float64)
-    seen = torch.ones(1, 5, 5, dtype=torch.bool).tril()
+    mask = torch.ones(1, 5, 5, dtype=torch.bool).tril()
     with torch.no_grad():
-        expected = theirs(x, x, x, mask=seen)[0]
-        found = ours(x, Context(View(Mask(causal=True), 5, 5, torch.device("cpu"))))
-    torch.testing.assert_close(found, expected, rtol=0, atol=1e-9)
+        expected = theirs(x, x, x, mask=mask)[0]
+        actual = ours(x, Context(View(Mask(causal=True), 5, 5, torch.device("cpu"))))
+    torch.testing.assert_close(actual, expected, rtol=0, atol=1e-9)

@@ -1,4 +1,4 @@
-"""The block of ByteNet against that of sequence-models (Microsoft), with copied random weights."""
+"""The block of ByteNet equals that of sequence-models (Microsoft) with the same weights."""
 
 from typing import Any
 
@@ -19,7 +19,7 @@ B, T, D = 2, 23, 12
 
 
 def copied(theirs: Any) -> dict[str, Tensor]:
-    """Their weights under our names; their 1 x 1 convolutions are projections."""
+    """Return their weights under our names; their 1 x 1 convolutions are our projections."""
     first, second = theirs.sequence1, theirs.sequence2
     convolution = getattr(theirs.conv, "conv", theirs.conv)
     state = {f"norms.{i}.{kind}": t for i, norm in enumerate((first[0], first[3], second[0]))
@@ -32,7 +32,7 @@ def copied(theirs: Any) -> dict[str, Tensor]:
 
 @pytest.mark.parametrize("causal", [False, True], ids=["encoder", "decoder"])
 @pytest.mark.parametrize(("kernel", "dilation"), [(3, 1), (3, 4), (5, 2), (1, 1)])
-def test_a_block_equals_theirs(causal: bool, kernel: int, dilation: int) -> None:
+def test_a_block_equals_sequence_models(causal: bool, kernel: int, dilation: int) -> None:
     torch.manual_seed(0)
     spec = ByteNet(vocab=9, d_model=D, encoder_blocks=1, decoder_blocks=1, kernel=kernel, dilations=(dilation,))
     model: Any = build(spec).double().eval()
@@ -45,8 +45,8 @@ def test_a_block_equals_theirs(causal: bool, kernel: int, dilation: int) -> None
     seg = torch.tensor([[1] * T, [1] * 11 + [0] * (T - 11)])
     with torch.no_grad():
         expected = theirs(x, input_mask=(seg != 0).double()[:, :, None])
-        found = ours(x, View(Mask(causal=causal, q_seg=seg, k_seg=seg), T, T, x.device))
-        torch.testing.assert_close(found[seg != 0], expected[seg != 0], rtol=0, atol=1e-12)
+        actual = ours(x, View(Mask(causal=causal, q_seg=seg, k_seg=seg), T, T, x.device))
+        torch.testing.assert_close(actual[seg != 0], expected[seg != 0], rtol=0, atol=1e-12)
         if causal:  # and step by step
             rows = Rows(torch.zeros(B, dtype=torch.int64), T)
             ring = ours.start(rows)

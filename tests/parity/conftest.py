@@ -1,4 +1,4 @@
-"""Double precision, in which a difference of 1e-9 is a fault and not rounding."""
+"""Fixtures for double precision, in which a difference of 1e-9 is an error and not rounding."""
 
 from collections.abc import Iterator
 
@@ -8,7 +8,7 @@ import torch
 
 @pytest.fixture
 def float64() -> Iterator[None]:
-    """Whatever is built inside is built in float64, constant tables included."""
+    """Build everything in float64, including constant tables."""
     before = torch.get_default_dtype()
     torch.set_default_dtype(torch.float64)
     yield
@@ -17,7 +17,7 @@ def float64() -> Iterator[None]:
 
 @pytest.fixture
 def exact(float64: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """float64 throughout: also the norms, rotations and sinusoids that Hugging Face makes in float32 otherwise."""
+    """Use float64 also for the norms, rotations and sinusoids that Hugging Face computes in float32."""
     for name in ("float", "float32"):
         monkeypatch.setattr(torch, name, torch.float64)
     monkeypatch.setattr(torch, "FloatTensor", torch.DoubleTensor)
@@ -25,5 +25,5 @@ def exact(float64: None, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(autouse=True)
 def seeded() -> None:
-    """Other libraries draw their first weights from the global generator."""
+    """Seed the global generator, from which other libraries initialise weights."""
     torch.manual_seed(0)

@@ -1,4 +1,4 @@
-"""Copied weights, and what else the files of this folder share."""
+"""Helpers for parity tests: copy weights, compare tensors, and decode greedily."""
 
 from collections.abc import Mapping
 
@@ -20,19 +20,19 @@ def randomise(module: nn.Module, scale: float = 0.2, seed: int = 0) -> None:
 
 
 def size(module: nn.Module) -> int:
-    """The number of parameters; shared ones count once."""
+    """Return the number of trainable parameters; shared parameters are counted once."""
     return sum(parameter.numel() for parameter in module.parameters() if parameter.requires_grad)
 
 
 def copy_all(ours: nn.Module, theirs: nn.Module, mapping: Mapping[str, Input], extra: int = 0) -> None:
-    """Copy all learned weights; both have as many numbers, but for `extra`."""
+    """Copy all trainable weights. Both modules must have the same number, except that `theirs` has `extra` more."""
     frozen = [name for name, parameter in theirs.named_parameters() if not parameter.requires_grad]
     copy_from(ours, mapping, theirs, unused=frozen)
     assert size(ours) + extra == size(theirs)
 
 
 def t5(gated: bool = False) -> dict[str, Input]:
-    """The mapping for both stacks of Hugging Face's T5, without the tables."""
+    """Return the mapping for both stacks of Hugging Face's T5, without the embedding tables."""
     mapping: dict[str, Input] = {}
     for side, last in (("encoder", 1), ("decoder", 2)):
         our, their = f"{side}.blocks.*.branches", f"{side}.block.*.layer"
@@ -58,7 +58,7 @@ def t5(gated: bool = False) -> dict[str, Input]:
 
 
 def close(ours: Tensor, theirs: Tensor, tolerance: float = 1e-9, real: Tensor | None = None) -> None:
-    """Equal up to `tolerance`, relative to numbers above one; only where `real` is not 0."""
+    """Assert that tensors are equal up to `tolerance` (relative for numbers above 1), only where `real` is not 0."""
     if real is not None:
         ours, theirs = ours[real != 0], theirs[real != 0]
     torch.testing.assert_close(ours, theirs, rtol=tolerance, atol=tolerance)
@@ -73,9 +73,9 @@ def greedy(
     eos: int | None = None,
     pad: int = 0,
 ) -> tuple[Tensor, Tensor]:
-    """Greedy decoding without repetition, `pad` after `eos`: ids (B, T) and log p (B, T, V).
+    """Decode greedily without repeating a token, and return ids (B, T), with `pad` after `eos`, and log p (B, T, V).
 
-    A model with random weights would repeat one token forever.
+    Without this constraint, a model with random weights would repeat one token forever.
     """
     outputs, scores = [], []
     done = torch.zeros(read.shape[0], dtype=torch.bool)

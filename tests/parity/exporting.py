@@ -1,4 +1,4 @@
-"""Tiny models as a run would have them, to be exported: their words are bytes."""
+"""Tiny models with a byte tokenizer, for tests of the export."""
 
 from typing import Any
 
@@ -15,13 +15,13 @@ BYTES = train(Bytes(), [])
 
 
 def trained(spec: Any, seed: int = 0, scale: float = 0.15) -> Trained:
-    """A model with disturbed weights, over bytes."""
+    """Return a model with random weights and a byte tokenizer."""
     model = build(replace_at(spec, "vocab", BYTES.size), seed=seed)
     randomise(model, scale, seed)
     return Trained(model.eval(), BYTES, BYTES, 3, 7)
 
 
 def same(trained: Trained, before: dict[str, torch.Tensor]) -> bool:
-    """Whether the weights are what they were."""
+    """Return whether the weights are unchanged."""
     now = trained.model.state_dict()
     return all(torch.equal(now[name], weight) for name, weight in before.items())

@@ -1,4 +1,4 @@
-"""CTranslate2, an engine in C++: our weights written into its models, in float32, the widest it has."""
+"""CTranslate2 with our weights, in float32, the highest precision that it supports."""
 
 from pathlib import Path
 from typing import Any
@@ -45,7 +45,7 @@ def model(first: bool, activation: Any) -> EncoderDecoderModel:
 
 
 def engine(ours: EncoderDecoderModel, folder: Path) -> Any:
-    """Their model with our weights, as `regard export` writes it."""
+    """Return their model with our weights, as `regard export` writes it."""
     vocabulary = Vocabulary(WORDS, BOS, EOS, WORDS.index("<unk>"))
     written(ours, vocabulary, vocabulary, 100).save(str(folder))
     return ctranslate2.Translator(str(folder), compute_type="float32", inter_threads=1, intra_threads=1)
@@ -79,5 +79,5 @@ def test_greedy_translations(first: bool, tmp_path: Path) -> None:
     first_read = torch.full((len(SOURCES), 1), BOS)
     ids, _ = greedy(ours, ours.start(Batch(first_read, source=source, source_seg=seg), 8), first_read, 8, eos=EOS)
     for row, translated in enumerate(expected):
-        said = translated.hypotheses[0]
-        assert words(ids[row].tolist())[: len(said)] == said
+        output = translated.hypotheses[0]
+        assert words(ids[row].tolist())[: len(output)] == output

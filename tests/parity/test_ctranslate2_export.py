@@ -1,4 +1,4 @@
-"""Every preset and variant: exported to CTranslate2, where it says the same, or refused by name and place."""
+"""Every variant is exported to CTranslate2 with equal outputs, or refused with the path of the unsupported part."""
 
 import re
 from dataclasses import replace
@@ -82,7 +82,7 @@ REFUSED = {
 }
 
 
-# Exported, and no other test for the writer than those beside them.
+# Variants that are exported, but test nothing of the writer that other variants do not test.
 ALIKE = {
     "block_sharing_decoder",
     "block_sharing_encoder",
@@ -94,27 +94,27 @@ BASE = tiny.narang()
 
 
 def changed() -> list[str]:
-    """The variants that go with the base and change it."""
-    found = []
+    """Return the variants that apply to the base and change it."""
+    names = []
     for name in VARIANTS:
         try:
-            found += [name] if apply(name, BASE) != BASE and name not in ALIKE else []
+            names += [name] if apply(name, BASE) != BASE and name not in ALIKE else []
         except SpecError:
             continue
-    return found
+    return names
 
 
 @pytest.fixture(autouse=True)
 def few(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Few and short texts to compare on: every check decodes them twice."""
+    """Compare on few and short texts, because every check decodes them twice."""
     monkeypatch.setattr(exported, "TEXTS", 3)
     monkeypatch.setattr(exported, "BEAMS", 3)
     monkeypatch.setattr(exported, "LIMITS", Limits(max_len=8))
 
 
 def agrees(spec: Any, folder: Path, seed: int = 0) -> None:
-    made = export(trained(spec, seed), folder / "out")
-    check = made.record["check"]
+    exported_model = export(trained(spec, seed), folder / "out")
+    check = exported_model.record["check"]
     assert check["agreed"] == check["texts"] == 3, check
     assert check["largest"] < 1e-4
     assert check["inputs"] == "random ids"
@@ -122,7 +122,7 @@ def agrees(spec: Any, folder: Path, seed: int = 0) -> None:
 
 @pytest.mark.parametrize("name", changed())
 def test_variants(name: str, tmp_path: Path) -> None:
-    """Over the base of the table: pre-norm, T5's biases, unscaled attention, a scaled head."""
+    """The base has pre-norm, T5's position biases, unscaled attention and a scaled head."""
     spec = apply(name, BASE)
     if name not in REFUSED:
         agrees(spec, tmp_path)
@@ -138,7 +138,7 @@ def test_every_refusal_is_of_a_variant() -> None:
 
 
 def of(part: Any, model: Any = None) -> Any:
-    """A small post-norm encoder-decoder, or another model, with this part wherever its slot is."""
+    """Return a small post-norm encoder-decoder, or `model`, in which `part` replaces all parts of the same type."""
     return swap(model or tiny.encoder_decoder(), type(part), lambda _: part)
 
 
@@ -216,8 +216,8 @@ def test_an_export_that_differs_leaves_nothing_behind(tmp_path: Path, monkeypatc
     assert isinstance(ours.model, Generator)
     true = exported.written
 
-    def wrong(*given: Any) -> Any:
-        theirs = true(*given)
+    def wrong(*args: Any) -> Any:
+        theirs = true(*args)
         theirs.decoder.layer[1].ffn.linear_1.weight.array *= 1.05
         return theirs
 

@@ -41,7 +41,7 @@ def context(seg: Tensor | None = None) -> Context:
 
 @pytest.mark.parametrize("training", [False, True])
 def test_switch(training: bool) -> None:
-    """Without dropping in evaluation, with room for 4 tokens of each sequence in training; gradients, too."""
+    """Outputs and gradients: no tokens dropped in evaluation, at most 4 tokens per sequence and expert in training."""
     branch = ours(Switch(E, F, capacity=0.5, group=T, jitter=0.0)).train(training)
     config = SwitchTransformersConfig(
         d_model=D,
@@ -52,19 +52,19 @@ def test_switch(training: bool) -> None:
         dropout_rate=0.0,
     )
     theirs: Any = SwitchTransformersSparseMLP(config).double().train(training)
-    theirs.router.dtype = torch.float64  # their configuration knows no more than float32
+    theirs.router.dtype = torch.float64  # their configuration supports at most float32
     mapping: dict[str, Input] = {"router.classifier.weight": "router"}
     for e in range(E):
         mapping[f"experts.expert_{e}.wi.weight"] = computed(itemgetter(e), "up")
         mapping[f"experts.expert_{e}.wo.weight"] = computed(itemgetter(e), "down")
     copy_from(theirs, mapping, branch)
     x = torch.randn(B, T, D)
-    mine, wanted = branch(x, context()), theirs(x)
-    torch.testing.assert_close(mine, wanted, rtol=0, atol=1e-12)
-    assert bool((mine == 0).all(-1).any()) is training
+    output, expected = branch(x, context()), theirs(x)
+    torch.testing.assert_close(output, expected, rtol=0, atol=1e-12)
+    assert bool((output == 0).all(-1).any()) is training
     probe = torch.randn(B, T, D)
-    (mine * probe).sum().backward()
-    (wanted * probe).sum().backward()
+    (output * probe).sum().backward()
+    (expected * probe).sum().backward()
     torch.testing.assert_close(branch.router.grad, theirs.router.classifier.weight.grad, rtol=0, atol=1e-10)
     for e in range(E):
         expert = theirs.experts[f"expert_{e}"]
@@ -98,16 +98,16 @@ def test_top_2(training: bool, padded: bool) -> None:
     x = torch.randn(B, T, D)
     _, weights, _ = theirs(x.flatten(0, 1), (seg == 0).flatten())
     experts = torch.einsum("xd,efd->xef", x.flatten(0, 1), branch.up).relu()
-    wanted = torch.einsum("xe,xef,edf->xd", weights, experts, branch.down).view(B, T, D)
-    mine = branch(x, context(seg))
+    expected = torch.einsum("xe,xef,edf->xd", weights, experts, branch.down).view(B, T, D)
+    output = branch(x, context(seg))
     # They divide by p_1 + p_2, we by p_1 + p_2 + 1e-9, as Narang et al. did.
-    torch.testing.assert_close(mine, wanted, rtol=1e-8, atol=1e-8)
+    torch.testing.assert_close(output, expected, rtol=1e-8, atol=1e-8)
     if training:
         assert int(branch.report()["dropped_tokens"]) == 2 * int((seg != 0).sum()) - int((weights > 0).sum())
 
 
 def test_top_2_drops_in_training() -> None:
-    """So that the comparison above is about something."""
+    """Tokens are dropped, so that the comparison above tests dropping."""
     branch = ours(replace(MixtureOfExperts(E, F), capacity=0.6, group=B * T, threshold=0.0)).train()
     branch(torch.randn(B, T, D), context())
     assert int(branch.report()["dropped_tokens"]) > 0
@@ -124,13 +124,13 @@ def test_mixture_of_experts(training: bool, monkeypatch: pytest.MonkeyPatch) -> 
     mapping = {"gate.w_gating": "router", "experts.w1": "up", "experts.w2": "down"}
     copy_from(theirs, {name: transpose(ours) for name, ours in mapping.items()}, branch)
     x, losses = torch.randn(B, T, D), []
-    mine = branch(x, replace(context(), losses=losses))
-    wanted, loss = theirs(x)
-    torch.testing.assert_close(mine, wanted, rtol=0, atol=1e-10)
+    output = branch(x, replace(context(), losses=losses))
+    expected, loss = theirs(x)
+    torch.testing.assert_close(output, expected, rtol=0, atol=1e-10)
     torch.testing.assert_close(losses[0], loss, rtol=0, atol=1e-12)
     probe = torch.randn(B, T, D)
-    ((mine * probe).sum() + losses[0]).backward()
-    ((wanted * probe).sum() + loss).backward()
+    ((output * probe).sum() + losses[0]).backward()
+    ((expected * probe).sum() + loss).backward()
     torch.testing.assert_close(branch.router.grad, theirs.gate.w_gating.grad.T, rtol=0, atol=1e-9)
     torch.testing.assert_close(branch.up.grad, theirs.experts.w1.grad.mT, rtol=0, atol=1e-9)
     torch.testing.assert_close(branch.down.grad, theirs.experts.w2.grad.mT, rtol=0, atol=1e-9)

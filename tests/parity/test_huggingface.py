@@ -34,12 +34,12 @@ from .copying import close, copy_all, greedy, randomise, size
 
 hub: Any = transformers  # pyright cannot follow its generated signatures
 V, D, H, HIDDEN, STEPS = 53, 24, 4, 40, 9
-EPS = 0.01  # of every norm that has a choice: large, so that the wrong one shows
+EPS = 0.01  # of every norm with this setting: large, so that a wrong eps changes the result
 
 
 @pytest.fixture(params=["float64", "float32"])
 def tolerance(request: pytest.FixtureRequest) -> float:
-    """How far results may lie apart: Hugging Face made exact, and as it is."""
+    """The accepted difference: with Hugging Face in float64, and unmodified."""
     if request.param == "float32":
         return 1e-5
     request.getfixturevalue("exact")
@@ -47,13 +47,13 @@ def tolerance(request: pytest.FixtureRequest) -> float:
 
 
 def sentences(lengths: list[int], vocab: int = V, seed: int = 1) -> tuple[Tensor, Tensor]:
-    """Rows of random ids and their segments."""
+    """Return rows of random ids, and their segments."""
     generator = torch.Generator().manual_seed(seed)
     return pad([torch.randint(3, vocab, (n,), generator=generator).tolist() for n in lengths])
 
 
-def said_by(model: Any, *read: Tensor, **options: Any) -> tuple[Tensor, Tensor]:
-    """Their greedy continuation without repetition, and log p of every token at each step."""
+def generated_by(model: Any, *read: Tensor, **options: Any) -> tuple[Tensor, Tensor]:
+    """Return their greedy continuation without repeated tokens, and log p of every token at each step."""
     out = model.generate(
         *read,
         do_sample=False,
@@ -68,18 +68,18 @@ def said_by(model: Any, *read: Tensor, **options: Any) -> tuple[Tensor, Tensor]:
 
 
 def same_loss(ours: Loss, theirs: Tensor, tolerance: float, tables: tuple[Tensor, Tensor] | None = None) -> None:
-    """Mean losses agree, and their gradients with respect to a table of each."""
+    """Assert that mean losses agree, and gradients with respect to an embedding table of each model."""
     mean = ours.total / ours.tokens
     close(mean, theirs.to(mean.dtype), tolerance)
     close(ours.nll, ours.total.detach())  # nothing is smoothed in evaluation
     if tables is not None:
         (our,), (their,) = (torch.autograd.grad(y, x) for y, x in zip((mean, theirs), tables, strict=True))
         assert their.abs().max() > 1e-3
-        close(our, their, 10 * tolerance)  # a longer way, more rounding
+        close(our, their, 10 * tolerance)  # more operations, more rounding
 
 
 def widths(hidden: int, norm: bool, *stacks: str) -> dict[str, Any]:
-    """Overrides for the sizes that stand inside the stacks."""
+    """Return preset overrides for the sizes inside the stacks."""
     paths = {f"{stack}.pattern[0].branches[-1].d_hidden": hidden for stack in stacks}
     return paths | ({f"{stack}.pattern[0].residual.norm.eps": EPS for stack in stacks} if norm else {})
 
@@ -176,16 +176,16 @@ def test_marian_generates() -> None:
     theirs = marian(activation="swish")
     ours = marian_model(theirs, marian_spec(activation="swish"))
     source, seg = sentences([9, 4, 1, 7])
-    expected, scores = said_by(theirs, source, attention_mask=seg)
+    expected, scores = generated_by(theirs, source, attention_mask=seg)
     first = torch.zeros(4, 1, dtype=torch.int64)
     decoding = ours.start(Batch(first, source=source, source_seg=seg), STEPS)
     ids, log_probs = greedy(ours, decoding, first, STEPS)
     assert torch.equal(ids, expected)
     close(log_probs, scores)
 
-    # Again with an end: a token that one row says early and another later or never.
+    # Again with eos: a token that one row generates early and another row later or never.
     eos = int(expected[0, 2])
-    ended, _ = said_by(theirs, source, attention_mask=seg, eos_token_id=eos, pad_token_id=0)
+    ended, _ = generated_by(theirs, source, attention_mask=seg, eos_token_id=eos, pad_token_id=0)
     assert len({row.count(0) for row in ended.tolist()}) > 1
     decoding = ours.start(Batch(first, source=source, source_seg=seg), STEPS)
     ids, _ = greedy(ours, decoding, first, STEPS, eos=eos)
@@ -205,7 +205,7 @@ def t5(gated: bool = False) -> tuple[Any, EncoderDecoderModel]:
         relative_attention_max_distance=11,
         layer_norm_epsilon=EPS,
         feed_forward_proj="gated-gelu" if gated else "relu",
-        tie_word_embeddings=not gated,  # since version 5 this only says whether the head is scaled
+        tie_word_embeddings=not gated,  # since version 5 this only sets whether the head is scaled
         decoder_start_token_id=0,
         eos_token_id=None,
     )
@@ -251,7 +251,7 @@ def test_t5(tolerance: float, gated: bool) -> None:
 def test_t5_generates(gated: bool) -> None:
     theirs, ours = t5(gated)
     source, seg = sentences([19, 4, 1, 12])
-    expected, scores = said_by(theirs, source, attention_mask=seg)
+    expected, scores = generated_by(theirs, source, attention_mask=seg)
     first = torch.zeros(4, 1, dtype=torch.int64)
     decoding = ours.start(Batch(first, source=source, source_seg=seg), STEPS)
     ids, log_probs = greedy(ours, decoding, first, STEPS)
@@ -343,15 +343,15 @@ def test_bert_for_masked_lm(tolerance: float) -> None:
     labels = torch.randint(V, batch.target.shape, generator=generator)
     hidden = (torch.rand(labels.shape, generator=generator) < 0.4) & (inputs["attention_mask"] == 1)
     expected = theirs(**inputs, labels=labels.masked_fill(~hidden, -100))
-    asked = Batch(
+    labelled = Batch(
         batch.target,
         labels,
         batch.target_seg,
         weights=hidden.to(torch.get_default_dtype()),
         types=batch.types,
     )
-    close(ours.log_probs(asked), expected.logits.log_softmax(-1), tolerance, batch.target_seg)
-    loss = ours.loss(asked)
+    close(ours.log_probs(labelled), expected.logits.log_softmax(-1), tolerance, batch.target_seg)
+    loss = ours.loss(labelled)
     assert loss.tokens == hidden.sum()
     same_loss(loss, expected.loss, tolerance)
 
@@ -362,9 +362,9 @@ def test_bert_for_sequence_classification(tolerance: float) -> None:
     batch, inputs = bert_input()
     labels = torch.tensor([3, 0, 4, 1])
     expected = theirs(**inputs, labels=labels)
-    asked = Batch(batch.target, labels, batch.target_seg, types=batch.types)
-    close(ours.scores(asked), expected.logits, tolerance)
-    same_loss(ours.loss(asked), expected.loss, tolerance)
+    labelled = Batch(batch.target, labels, batch.target_seg, types=batch.types)
+    close(ours.scores(labelled), expected.logits, tolerance)
+    same_loss(ours.loss(labelled), expected.loss, tolerance)
 
 
 def test_bert_for_token_classification(tolerance: float) -> None:
@@ -373,9 +373,9 @@ def test_bert_for_token_classification(tolerance: float) -> None:
     batch, inputs = bert_input()
     labels = torch.randint(5, batch.target.shape, generator=torch.Generator().manual_seed(5))
     expected = theirs(**inputs, labels=labels.masked_fill(inputs["attention_mask"] == 0, -100))
-    asked = Batch(batch.target, labels, batch.target_seg, types=batch.types)
-    close(ours.scores(asked), expected.logits, tolerance, batch.target_seg)
-    same_loss(ours.loss(asked), expected.loss, tolerance)
+    labelled = Batch(batch.target, labels, batch.target_seg, types=batch.types)
+    close(ours.scores(labelled), expected.logits, tolerance, batch.target_seg)
+    same_loss(ours.loss(labelled), expected.loss, tolerance)
 
 
 def gpt2() -> tuple[Any, DecoderOnlyModel]:
@@ -486,7 +486,7 @@ def test_decoder_only_generates(make: Any) -> None:
     ids, log_probs = greedy(ours, decoding, prompts, STEPS, seg)
     for row, prompt in enumerate(prompts):  # each alone, so that nothing is padded there
         alone = prompt[None, : int(seg[row].sum())]
-        expected, scores = said_by(theirs, alone, attention_mask=torch.ones_like(alone))
+        expected, scores = generated_by(theirs, alone, attention_mask=torch.ones_like(alone))
         assert torch.equal(ids[row : row + 1], expected)
         close(log_probs[row : row + 1], scores)
 

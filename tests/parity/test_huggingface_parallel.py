@@ -74,7 +74,7 @@ def test_falcon(exact: None) -> None:
     with torch.no_grad():
         close(ours.log_probs(Batch(ids)), theirs(ids).logits.log_softmax(-1))
         batch = Batch(ids[:, :3])
-        said, scores = greedy(ours, ours.start(batch, 12), ids[:, :3], 5)
+        output, scores = greedy(ours, ours.start(batch, 12), ids[:, :3], 5)
         for row in range(2):
-            whole = torch.cat((ids[row, :3], said[row]))[None]
+            whole = torch.cat((ids[row, :3], output[row]))[None]
             close(scores[row], theirs(whole).logits.log_softmax(-1)[0, 2:-1])

@@ -1,6 +1,6 @@
 """Rows 2 to 12 and 18 to 31 of the table as Hugging Face's T5, row 24 also as Albert, the pooling of row 50.
 
-What a T5 configuration cannot say is changed in the model: activations, blocks and tables are replaced there.
+What a T5 configuration cannot express is changed in the model: activations, blocks and tables are replaced there.
 """
 
 from dataclasses import dataclass
@@ -35,15 +35,15 @@ pytestmark = pytest.mark.usefixtures("exact")
 
 @dataclass(frozen=True)
 class Peer:
-    """The T5 that a row is, where it differs from one of 2 layers, 6 heads and hidden width 24."""
+    """The T5 of a table row, as differences from a T5 with 2 layers, 6 heads and hidden width 24."""
 
     activation: str = "relu"
     hidden: int = HIDDEN
     depth: int = 2
     heads: int = HEADS
-    shared: tuple[str, ...] = ()  # stacks of one block
+    shared: tuple[str, ...] = ()  # stacks that repeat one block
     tables: tuple[str, str, str] = ("source", "source", "source")  # of source, target and output
-    narrow: bool = False  # the source's is a product of two
+    narrow: bool = False  # the source's table is a product of two
 
 
 OWN = ("source", "source", "output")
@@ -77,7 +77,7 @@ ROWS = {
 
 
 def t5(peer: Peer) -> Any:
-    """Their model; every parameter is in it once."""
+    """Return their model, without unused parameters."""
     unknown = {"elu": nn.ELU, "selu": nn.SELU, "softplus": nn.Softplus}.get(peer.activation)
     theirs = hub.T5ForConditionalGeneration(
         hub.T5Config(
@@ -91,7 +91,7 @@ def t5(peer: Peer) -> Any:
             relative_attention_max_distance=11,
             layer_norm_epsilon=EPS,
             feed_forward_proj="relu" if unknown else peer.activation,
-            tie_word_embeddings=peer.tables[2] == peer.tables[1],  # since version 5 it only says whether to scale
+            tie_word_embeddings=peer.tables[2] == peer.tables[1],  # since version 5 it only sets the scaling
         )
     ).eval()
     for module in theirs.modules():
@@ -150,21 +150,23 @@ def test_t5(name: str) -> None:
     source, source_seg = sentences([20, 14, 1])
     target, target_seg = sentences([11, 15, 3], seed=2)
     labels, _ = sentences([11, 15, 3], seed=3)
-    asked = {"decoder_input_ids": target, "decoder_attention_mask": target_seg}
+    decoder_inputs = {"decoder_input_ids": target, "decoder_attention_mask": target_seg}
     # A cache would take a shared block for one layer.
-    expected = theirs(source, source_seg, **asked, labels=labels.masked_fill(target_seg == 0, -100), use_cache=False)
+    expected = theirs(
+        source, source_seg, **decoder_inputs, labels=labels.masked_fill(target_seg == 0, -100), use_cache=False
+    )
     batch = Batch(target, labels, target_seg, source, source_seg)
     close(ours.log_probs(batch), expected.logits.log_softmax(-1), 1e-9, target_seg)
     loss = ours.loss(batch)
     mean = loss.total / loss.tokens
     close(mean, expected.loss)
     paths = ["tables.tables.source.weight", *(f"{side}.blocks.0.branches.0.branch.output.weight" for side in STACKS)]
-    mine = [ours.get_parameter(path) for path in paths]
+    our_parameters = [ours.get_parameter(path) for path in paths]
     paths = ["shared.weight", *(f"{side}.block.0.layer.0.SelfAttention.o.weight" for side in STACKS)]
-    wanted = list(torch.autograd.grad(expected.loss, [theirs.get_parameter(path) for path in paths]))
+    their_gradients = list(torch.autograd.grad(expected.loss, [theirs.get_parameter(path) for path in paths]))
     if peer.narrow:
-        wanted[0] = wanted[0] @ ours.get_parameter("tables.tables.source.projection")
-    for our, their in zip(torch.autograd.grad(mean, mine), wanted, strict=True):
+        their_gradients[0] = their_gradients[0] @ ours.get_parameter("tables.tables.source.projection")
+    for our, their in zip(torch.autograd.grad(mean, our_parameters), their_gradients, strict=True):
         assert their.abs().max() > 1e-4
         close(our, their, 1e-8)
 

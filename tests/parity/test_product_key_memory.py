@@ -44,9 +44,9 @@ def test_output_and_gradients(heads: int, keys: int, knn: int) -> None:
     weights = dict(theirs.named_parameters())
     copy_from(ours, moved(weights) | {"query.bias": torch.zeros(2 * heads * HALF)})
     x, probe = torch.randn(B, T, D), torch.randn(B, T, D)
-    mine, wanted = ours(x, Context(View(Mask(), T, T, torch.device("cpu")))), theirs(x)
-    close(mine, wanted)
-    (mine * probe).sum().backward()
-    (wanted * probe).sum().backward()
+    output, expected = ours(x, Context(View(Mask(), T, T, torch.device("cpu")))), theirs(x)
+    close(output, expected)
+    (output * probe).sum().backward()
+    (expected * probe).sum().backward()
     for name, gradient in moved({name: weight.grad for name, weight in weights.items()}).items():
         close(ours.get_parameter(name).grad, gradient)  # type: ignore[reportArgumentType]

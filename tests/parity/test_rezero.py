@@ -26,7 +26,7 @@ pytestmark = pytest.mark.usefixtures("float64")
 
 
 def mapping(last: int) -> dict[str, Input]:
-    """Every weight of theirs, and its scalar for each branch of ours; `last` is the number of the feed-forward."""
+    """Map our weights to theirs; `last` is the index of the feed-forward branch. All branches get the same scalar."""
     names: dict[str, Input] = {
         "branches.*.alpha": "resweight",
         "branches.0.branch.qkv": "self_attn.in_proj_{}",
@@ -70,9 +70,9 @@ def test_encoder_and_decoder() -> None:
         return memory.transpose(0, 1), y.transpose(0, 1)
 
     device = torch.device("cpu")
-    expected, said = theirs(source)
+    expected_memory, expected_output = theirs(source)
     memory = ours.encoder(source, Context(View(Mask(q_seg=SOURCE, k_seg=SOURCE), S, S, device))).x
-    close(memory, expected, real=SOURCE)
+    close(memory, expected_memory, real=SOURCE)
     own = View(Mask(causal=True, q_seg=TARGET, k_seg=TARGET), T, T, device)
     ctx = Context(own, View(Mask(k_seg=SOURCE), T, S, device), Memory((memory,), SOURCE))
-    close(ours.decoder(target, ctx).x, said, real=TARGET)
+    close(ours.decoder(target, ctx).x, expected_output, real=TARGET)

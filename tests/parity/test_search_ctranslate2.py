@@ -18,7 +18,7 @@ LENGTHS = [9, 4, 1, 7, 12, 3]
 
 
 def both(seed: int, eos: float, folder: Path) -> tuple[Any, Any]:
-    """A model that likes no word more than others and forgets the last one, so that it does not repeat itself."""
+    """Return (ours, theirs): a model that prefers no token and hardly repeats itself, so that outputs differ."""
     ours = model(False, "relu")
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
@@ -33,7 +33,7 @@ def both(seed: int, eos: float, folder: Path) -> tuple[Any, Any]:
                 parameter.copy_(torch.nn.functional.normalize(torch.randn(parameter.shape, generator=generator)))
         bias = ours.head.get_parameter("bias")
         bias.mul_(0.3)
-        bias[[0, BOS]] = -1e4  # we never say them
+        bias[[0, BOS]] = -1e4  # we never generate them
         bias[EOS] += eos
     return ours, engine(ours, folder)
 
@@ -53,24 +53,24 @@ def compare(ours: Any, theirs: Any, search: Beam, steps: int, seed: int) -> set[
         return_scores=True,
     )
     batch = Batch(source[:, :1], source=source, source_seg=seg)
-    found = find(ours, batch, search, SpecialTokens(BOS, EOS, 0), Limits(max_len=steps))
-    for hypotheses, translated in zip(found, expected, strict=True):
-        assert [words(list(one.ids)) for one in hypotheses] == translated.hypotheses
-        assert [one.score for one in hypotheses] == pytest.approx(translated.scores, rel=1e-5, abs=1e-5)
-    return {(one.ids, one.ended) for row in found for one in row}
+    results = find(ours, batch, search, SpecialTokens(BOS, EOS, 0), Limits(max_len=steps))
+    for hypotheses, translated in zip(results, expected, strict=True):
+        assert [words(list(h.ids)) for h in hypotheses] == translated.hypotheses
+        assert [h.score for h in hypotheses] == pytest.approx(translated.scores, rel=1e-5, abs=1e-5)
+    return {(h.ids, h.ended) for row in results for h in row}
 
 
 @pytest.mark.parametrize(("seed", "eos"), [(1, 1.0), (2, 3.0), (7, 1.0)])
 def test_beams(seed: int, eos: float, tmp_path: Path) -> None:
     ours, theirs = both(seed, eos, tmp_path)
-    seen = set()
+    outputs = set()
     for beams in (1, 2, 5):
         for alpha, n_best, steps in ((0.0, 1, 14), (0.0, beams, 14), (0.6, beams, 6), (1.0, 1, 14), (2.0, beams, 14)):
             search = Beam(beams, n_best, "mean", alpha, stopping="ctranslate2")
-            seen |= compare(ours, theirs, search, steps, seed)
-    assert len(seen) > 30
-    assert len({len(ids) for ids, ended in seen if ended}) > 3
-    assert {ended for _, ended in seen} == {True, False}
+            outputs |= compare(ours, theirs, search, steps, seed)
+    assert len(outputs) > 30
+    assert len({len(ids) for ids, ended in outputs if ended}) > 3
+    assert {ended for _, ended in outputs} == {True, False}
 
 
 def test_no_normalisation_is_length_penalty_0(tmp_path: Path) -> None:

@@ -23,35 +23,35 @@ RULES = {"huggingface": False, "huggingface_early": True, "huggingface_never": "
 
 
 def models(seed: int, eos: float) -> tuple[Any, Any]:
-    """Marian whose feed-forwards outweigh what it has just read, so that it does not say one word for ever."""
+    """Return (theirs, ours): Marian with large feed-forward weights, so that it does not repeat one token forever."""
     torch.manual_seed(seed)
     theirs = marian(scaled=False)
     with torch.no_grad():
         for name, parameter in theirs.named_parameters():
             if ".fc" in name and name.endswith("weight"):
                 parameter.copy_(0.8 * torch.randn_like(parameter))
-        theirs.final_logits_bias[0, START] = -1e4  # we never say it
+        theirs.final_logits_bias[0, START] = -1e4  # we never generate it
         theirs.final_logits_bias[0, EOS] += eos
     return theirs, marian_model(theirs, marian_spec(scaled=False))
 
 
 def texts(sequences: Tensor, begin: int = 1) -> list[tuple[tuple[int, ...], bool]]:
-    """Their rows without start, end and padding, and whether they ended."""
-    found = []
+    """Return (ids without start, end and padding, whether the row ended) for each of their rows."""
+    result = []
     for row in sequences[:, begin:].tolist():
         ended = EOS in row
         ids = row[: row.index(EOS)] if ended else row
         while ids and ids[-1] == START:
             ids.pop()
-        found.append((tuple(ids), ended))
-    return found
+        result.append((tuple(ids), ended))
+    return result
 
 
 def same(ours: list[list[Hypothesis]], theirs: Any, begin: int = 1) -> list[tuple[tuple[int, ...], bool]]:
-    flat, expected = [one for row in ours for one in row], texts(theirs.sequences, begin)
-    assert [(one.ids, one.ended) for one in flat] == expected
+    hypotheses, expected = [h for row in ours for h in row], texts(theirs.sequences, begin)
+    assert [(h.ids, h.ended) for h in hypotheses] == expected
     if getattr(theirs, "sequences_scores", None) is not None:
-        scores = torch.tensor([one.score for one in flat])
+        scores = torch.tensor([h.score for h in hypotheses])
         torch.testing.assert_close(scores, theirs.sequences_scores.to(scores), rtol=1e-5, atol=1e-5)
     return expected
 
@@ -73,7 +73,7 @@ def generate(theirs: Any, source: Tensor, seg: Tensor, steps: int, **options: An
 @pytest.mark.parametrize("stopping", RULES)
 @pytest.mark.parametrize(("seed", "eos"), [(0, 1.6), (3, 3.0)])
 def test_marian_beams(seed: int, eos: float, stopping: Any) -> None:
-    seen = set()
+    outputs = set()
     theirs, ours = models(seed, eos)
     source, seg = sentences([9, 4, 1, 7, 12, 3], seed=seed)
     batch = Batch(source[:, :1], source=source, source_seg=seg)
@@ -90,9 +90,9 @@ def test_marian_beams(seed: int, eos: float, stopping: Any) -> None:
         options = {"num_beams": beams, "length_penalty": alpha, "early_stopping": RULES[stopping]}
         expected = generate(theirs, source, seg, steps, num_return_sequences=n_best, **options)
         search = Beam(beams, n_best, "mean", alpha, stopping=stopping)
-        seen.update(same(find(ours, batch, search, ENDS, Limits(max_len=steps)), expected))
-    assert len(seen) > 35
-    assert len({len(ids) for ids, ended in seen if ended}) > 3
+        outputs.update(same(find(ours, batch, search, ENDS, Limits(max_len=steps)), expected))
+    assert len(outputs) > 35
+    assert len({len(ids) for ids, ended in outputs if ended}) > 3
 
 
 @pytest.mark.parametrize(("seed", "eos"), [(0, 1.6), (3, 3.0)])
@@ -111,28 +111,28 @@ def test_marian_rules() -> None:
     source, seg = sentences([9, 4, 1, 7, 12, 3])
     batch = Batch(source[:, :1], source=source, source_seg=seg)
     free = find(ours, batch, Beam(4, stopping="huggingface"), ENDS, Limits(max_len=12))
-    often = max((token for (one,) in free for token in one.ids), key=[t for (o,) in free for t in o.ids].count)
+    often = max((token for (h,) in free for token in h.ids), key=[t for (h,) in free for t in h.ids].count)
     for theirs_options, limits, rules in (
         ({"min_new_tokens": 5}, Limits(5, 12), TokenConstraints()),
         ({"no_repeat_ngram_size": 2}, Limits(max_len=12), TokenConstraints(no_repeat=2)),
         ({"bad_words_ids": [[often], [5, 6]]}, Limits(max_len=12), TokenConstraints(banned=((often,), (5, 6)))),
     ):
         expected = generate(theirs, source, seg, 12, num_beams=4, **theirs_options)
-        found = find(ours, batch, Beam(4, stopping="huggingface"), ENDS, limits, rules)
-        same(found, expected)
-        assert [row[0].ids for row in found] != [row[0].ids for row in free]
+        results = find(ours, batch, Beam(4, stopping="huggingface"), ENDS, limits, rules)
+        same(results, expected)
+        assert [row[0].ids for row in results] != [row[0].ids for row in free]
 
 
 @pytest.mark.parametrize("stopping", RULES)
 def test_llama_beams_over_ragged_prompts(stopping: Any) -> None:
-    """Theirs are padded on the left, ours on the right; a length is what was added to the prompt."""
+    """Their prompts are padded on the left, ours on the right; the prompt does not count towards the length."""
     theirs, ours = llama()
     prompts = [row[:n] for row, n in zip(sentences([6, 2, 4, 3])[0].tolist(), (6, 2, 4, 3), strict=True)]
     left = torch.tensor([[0] * (6 - len(row)) + row for row in prompts])
     mask = torch.tensor([[0] * (6 - len(row)) + [1] * len(row) for row in prompts])
     ids, seg = pad(prompts)
     common = [ids for ids, _ in texts(generate(theirs, left, mask, 8, num_beams=1).sequences, 6)]
-    eos = common[0][2]  # a word that is said early by one
+    eos = common[0][2]  # a token that one row generates early
     for beams, alpha in ((1, 1.0), (2, 1.0), (4, 0.5)):
         more = {"length_penalty": alpha, "early_stopping": RULES[stopping]} if beams > 1 else {}
         expected = theirs.generate(
@@ -149,12 +149,12 @@ def test_llama_beams_over_ragged_prompts(stopping: Any) -> None:
             **more,
         )
         search = Beam(beams, beams, "mean", alpha, stopping=stopping)
-        found = find(ours, Batch(ids, target_seg=seg), search, SpecialTokens(eos, eos, eos), Limits(max_len=8))
-        flat = [one for row in found for one in row]
-        for one, row in zip(flat, expected.sequences[:, 6:].tolist(), strict=True):
-            assert list(one.ids) == (row[: row.index(eos)] if eos in row else row)
-            assert one.ended == (eos in row)
-        assert {one.ended for one in flat} == {True, False}
+        results = find(ours, Batch(ids, target_seg=seg), search, SpecialTokens(eos, eos, eos), Limits(max_len=8))
+        hypotheses = [h for row in results for h in row]
+        for hypothesis, row in zip(hypotheses, expected.sequences[:, 6:].tolist(), strict=True):
+            assert list(hypothesis.ids) == (row[: row.index(eos)] if eos in row else row)
+            assert hypothesis.ended == (eos in row)
+        assert {h.ended for h in hypotheses} == {True, False}
 
 
 @pytest.mark.parametrize(

@@ -46,7 +46,7 @@ def stream(tokens: int, seed: int) -> Tensor:
 
 
 def view(queries: int, keys: Tensor | int, causal: bool = False) -> View:
-    """Queries looking at keys, given as their segments or their number."""
+    """Return the view of `queries` queries over keys; `keys` is either their segments or their number."""
     seg, width = (keys, keys.shape[1]) if isinstance(keys, Tensor) else (None, keys)
     return View(Mask(causal=causal, k_seg=seg), queries, width, torch.device("cpu"))
 
@@ -57,7 +57,7 @@ def site(bias: bool = True) -> Site:
 
 
 def same(ours: Tensor, theirs: Tensor, inputs: list[Tensor], real: Tensor | None = None) -> None:
-    """Outputs agree where `real`, and so do their gradients with respect to the inputs."""
+    """Assert that outputs agree where `real` is not 0, and gradients with respect to the inputs everywhere."""
     close(ours, theirs, real=real)
     generator = torch.Generator().manual_seed(9)
     direction = torch.randn(ours.shape, generator=generator)
@@ -88,8 +88,8 @@ def test_self_attention(bias: bool, padded: bool, causal: bool, kernel: str) -> 
     expected, _ = theirs(x, x, x, need_weights=False, **hidden)
     install(ours)
     with kernels.use(kernel):
-        got = ours(x, Context(view(T, TARGET if padded else T, causal)))
-    same(got, expected, [x], TARGET if padded else None)
+        output = ours(x, Context(view(T, TARGET if padded else T, causal)))
+    same(output, expected, [x], TARGET if padded else None)
 
 
 @KERNELS
@@ -102,11 +102,11 @@ def test_cross_attention(bias: bool, padded: bool, kernel: str) -> None:
     copy_all(ours, theirs, {"query": rows("in_proj_{}", 0, D), "kv": rows("in_proj_{}", D), "output": "out_proj"})
     x, memory = stream(T, 1), stream(S, 2)
     expected, _ = theirs(x, memory, memory, key_padding_mask=SOURCE == 0 if padded else None, need_weights=False)
-    looked_at = view(T, SOURCE if padded else S)
+    memory_view = view(T, SOURCE if padded else S)
     install(ours)
     with kernels.use(kernel):
-        got = ours(x, Context(view(T, T), looked_at, Memory((memory,), looked_at.mask.k_seg)))
-    same(got, expected, [x, memory])
+        output = ours(x, Context(view(T, T), memory_view, Memory((memory,), memory_view.mask.k_seg)))
+    same(output, expected, [x, memory])
 
 
 def test_attention_weights_in_a_trace() -> None:
@@ -121,7 +121,7 @@ def test_attention_weights_in_a_trace() -> None:
 
 
 def layers(decoder: bool, at: str = "", prefix: str = "") -> dict[str, Input]:
-    """The mapping for all layers of one side."""
+    """Return the mapping for all layers of the encoder or the decoder."""
     our, their, last = f"{at}blocks.*.branches", f"{prefix}layers.*", 2 if decoder else 1
     mapping: dict[str, Input] = {
         f"{our}.0.branch.qkv": f"{their}.self_attn.in_proj_{{}}",
@@ -165,7 +165,7 @@ def layer_options(first: bool, activation: Activation) -> dict[str, Any]:
         "dim_feedforward": HIDDEN,
         "activation": functions[activation],
         "norm_first": first,
-        "layer_norm_eps": 0.01,  # large, so that the wrong one shows
+        "layer_norm_eps": 0.01,  # large, so that a wrong eps changes the result
         "batch_first": True,
     }
 
@@ -228,9 +228,7 @@ class Pair(nn.Module):
 
 
 @STYLES
-@pytest.mark.filterwarnings(
-    "ignore:enable_nested_tensor is True:UserWarning"
-)  # nn.Transformer cannot be told otherwise
+@pytest.mark.filterwarnings("ignore:enable_nested_tensor is True:UserWarning")  # nn.Transformer has no option for it
 def test_transformer(first: bool, activation: Activation) -> None:
     depths = (2, 3)
     theirs = Pair(first, activation, depths).eval()

@@ -1,4 +1,4 @@
-"""torch's adaptive softmax: one step of widths after the other, so ours of 16, 8 and 4 channels."""
+"""torch's adaptive softmax with clusters of 16, 8 and 4 channels."""
 
 import pytest
 import torch

@@ -32,7 +32,7 @@ def site(bias: bool = True) -> Site:
 
 
 def copied(theirs: Any, layer: int, cell: Any, suffix: str = "") -> None:
-    """Copy torch's weights of one layer and direction; where the cell has one bias, the sum of torch's two."""
+    """Copy torch's weights of one layer and direction. If the cell has one bias, it gets the sum of torch's two."""
     mapping: dict[str, Input] = {"input.weight": "weight_ih", "hidden.weight": "weight_hh"}
     if cell.hidden.bias is None:
         mapping["input.bias"] = total("bias_ih", "bias_hh")
@@ -70,27 +70,27 @@ def test_states_and_gradients_equal_torch(
     x = torch.randn(B, T, D, dtype=torch.float64, requires_grad=True)
     lengths = LENGTHS if padded else torch.full((B,), T)
     packed, last = reference(pack_padded_sequence(x, lengths, batch_first=True, enforce_sorted=False))
-    wanted, _ = pad_packed_sequence(packed, batch_first=True, total_length=T)
+    expected, _ = pad_packed_sequence(packed, batch_first=True, total_length=T)
     finals = last if isinstance(last, tuple) else (last,)
-    y, found = x, []
+    y, last_states = x, []
     for layer in layers:
         y, state = layer(y, lengths if padded else None)
-        found.append(state)
+        last_states.append(state)
     real = torch.arange(T) < lengths[:, None]
-    torch.testing.assert_close(y[real], wanted[real], rtol=0, atol=1e-12)
+    torch.testing.assert_close(y[real], expected[real], rtol=0, atol=1e-12)
     ways = 2 if both else 1
     for part, final in enumerate(finals):  # (depth * ways, B, H)
         for i in range(depth):
             their = final[i * ways : (i + 1) * ways].transpose(0, 1).flatten(1)
-            torch.testing.assert_close(found[i][part], their, rtol=0, atol=1e-12)
+            torch.testing.assert_close(last_states[i][part], their, rtol=0, atol=1e-12)
 
     def loss(states: Tensor, ends: Tensor) -> Tensor:
         return (states[real] ** 2).sum() + (ends**3).sum()
 
-    ends = torch.stack([part for state in found for part in state])
-    (mine,) = torch.autograd.grad(loss(y, ends), x)
-    (their,) = torch.autograd.grad(loss(wanted, torch.cat(finals)), x)
-    torch.testing.assert_close(mine, their, rtol=0, atol=1e-11)
+    ends = torch.stack([part for state in last_states for part in state])
+    (our,) = torch.autograd.grad(loss(y, ends), x)
+    (their,) = torch.autograd.grad(loss(expected, torch.cat(finals)), x)
+    torch.testing.assert_close(our, their, rtol=0, atol=1e-11)
 
 
 @pytest.mark.parametrize("bias", [True, False])
@@ -114,7 +114,7 @@ def test_fused_cells_equal_the_formula(cell: Cell, theirs: Any, options: dict[st
     assert sum(p.numel() for p in reference.parameters()) >= sum(p.numel() for p in module.parameters())
 
 
-def test_a_learned_start_is_where_every_row_begins() -> None:
+def test_every_row_begins_with_the_learned_start() -> None:
     layer: Any = Layer(LSTM(), D, H, "both", LearnedStart(), site()).double()
     x = torch.randn(B, T, D, dtype=torch.float64)
     reference = nn.LSTM(D, H, batch_first=True, bidirectional=True).double()
@@ -123,20 +123,20 @@ def test_a_learned_start_is_where_every_row_begins() -> None:
     with torch.no_grad():
         starts = torch.stack([start.state for start in layer.starts])  # (ways, parts, H)
         h, c = (starts[:, part, None].expand(-1, B, -1).contiguous() for part in range(2))
-        wanted, _ = reference(x, (h, c))
+        expected, _ = reference(x, (h, c))
         y, _ = layer(x, None)
-    torch.testing.assert_close(y, wanted, rtol=0, atol=1e-12)
+    torch.testing.assert_close(y, expected, rtol=0, atol=1e-12)
 
 
-def test_a_forget_bias_is_where_that_gate_starts() -> None:
+def test_forget_bias_is_the_initial_bias_of_the_forget_gate() -> None:
     cell: Any = LSTM(forget_bias=2.0).build(D, H, site())
     bias = cell.input.bias
     assert bias.unflatten(0, (4, H)).mean(1).tolist() == [0.0, 2.0, 0.0, 0.0]
-    with pytest.raises(SpecError, match=r"^forget_bias: the model's linear slot has no biases"):
+    with pytest.raises(SpecError, match=r"^forget_bias: the model's linear layers have no biases"):
         LSTM().build(D, H, site(bias=False))
 
 
-def test_a_hidden_state_moves_with_its_rows() -> None:
+def test_a_hidden_state_is_reordered_with_its_rows() -> None:
     rows = Rows(torch.zeros(4, dtype=torch.int64), 5)
     states = tuple(torch.arange(8.0).view(4, 2) + 10 * part for part in range(2))
     hidden = RecurrentState(rows, states)

@@ -1,4 +1,4 @@
-"""x-transformers: stacks with the modifications it shares with us, several at a time."""
+"""x-transformers: stacks with the modifications that both libraries have, several at a time."""
 
 import math
 from dataclasses import dataclass, replace
@@ -43,7 +43,7 @@ SOURCE = pad([[1] * 3, [1] * 7, [1] * 5])[1]
 
 @dataclass(frozen=True)
 class Case:
-    """Our description of a stack, and their options for the same one."""
+    """Our description of a stack, and their options for the same stack."""
 
     theirs: dict[str, Any]
     position: Position
@@ -149,10 +149,10 @@ CASES = {
 
 
 def peer(case: Case, monkeypatch: pytest.MonkeyPatch) -> nn.Module:
-    """Their stack."""
+    """Return their stack."""
     kind = x_transformers.Decoder if case.causal else x_transformers.Encoder
     with monkeypatch.context() as patch:
-        # They make rotations and softmaxes in float32 whatever they get.
+        # They compute rotations and softmaxes always in float32.
         patch.setattr(Tensor, "float", Tensor.double)
         patch.setattr(torch, "float32", torch.float64)
         options = {"depth": case.depth, "heads": case.heads, "attn_dim_head": K, "verbose": False}
@@ -165,8 +165,8 @@ def peer(case: Case, monkeypatch: pytest.MonkeyPatch) -> nn.Module:
 
 
 def mapping(case: Case) -> dict[str, Input]:
-    """Their weights under our names."""
-    # They turn neighbouring channels, we those half a head apart.
+    """Return the mapping from our names to their weights."""
+    # Rotary positions: they rotate neighbouring channels, we rotate channels half a head apart.
     halves = torch.arange(K).view(-1, 2).T.flatten() if isinstance(case.position, Rotary) else torch.arange(K)
     # Query heads that share a key-value head stand next to each other here, and are spread out there.
     order = torch.arange(case.heads).view(-1, case.kv_heads or case.heads).T.flatten()
@@ -229,8 +229,8 @@ def test_stack(name: str, kernel: str, monkeypatch: pytest.MonkeyPatch) -> None:
     copy_from(ours, mapping(case), theirs)
     generator = torch.Generator().manual_seed(1)
     x, memory = (torch.randn(3, length, D, generator=generator) for length in (T, S))
-    looked_at = {"context": memory, "context_mask": SOURCE == 1} if case.cross else {}
-    expected = theirs(x, mask=TARGET == 1, **looked_at)
+    cross_inputs = {"context": memory, "context_mask": SOURCE == 1} if case.cross else {}
+    expected = theirs(x, mask=TARGET == 1, **cross_inputs)
     device = torch.device("cpu")
     ctx = Context(View(Mask(causal=case.causal, q_seg=TARGET, k_seg=TARGET), T, T, device))
     if case.cross:

@@ -1,4 +1,4 @@
-"""Batching for random lengths: nothing is lost, nothing is too large, nothing depends on more than the seed."""
+"""Batching of random lengths: plans have all examples, keep the limits, and depend only on the seed."""
 
 from collections import Counter
 from itertools import pairwise
@@ -17,8 +17,8 @@ pairs = st.lists(st.tuples(st.integers(1, LIMIT), st.integers(1, LIMIT)), min_si
 seeds = st.integers(0, 2**32)
 
 
-def lengths_of(given_pairs: Pairs) -> dict[str, np.ndarray]:
-    array = np.asarray(given_pairs)
+def lengths_of(length_pairs: Pairs) -> dict[str, np.ndarray]:
+    array = np.asarray(length_pairs)
     return {"source": array[:, 0], "target": array[:, 1]}
 
 
@@ -36,10 +36,10 @@ def flat(batches: list[list[list[int]]]) -> list[int]:
 
 @given(pairs, seeds | st.none(), st.integers(LIMIT, 5 * LIMIT), st.data())
 def test_plans_contain_every_example_as_often_as_given(
-    given_pairs: Pairs, seed: int | None, tokens: int, data: st.DataObject
+    length_pairs: Pairs, seed: int | None, tokens: int, data: st.DataObject
 ) -> None:
-    lengths = lengths_of(given_pairs)
-    examples = np.asarray(data.draw(st.lists(st.integers(0, len(given_pairs) - 1), min_size=1, max_size=80)))
+    lengths = lengths_of(length_pairs)
+    examples = np.asarray(data.draw(st.lists(st.integers(0, len(length_pairs) - 1), min_size=1, max_size=80)))
     for batching in (Buckets(tokens), Packing(tokens, LIMIT, pool=7)):
         batches = batches_of(planned(batching, lengths, seed, examples))
         assert Counter(flat(batches)) == Counter(examples.tolist())
@@ -49,33 +49,33 @@ def test_plans_contain_every_example_as_often_as_given(
 
 @given(pairs, seeds | st.none(), st.integers(LIMIT, 8 * LIMIT))
 def test_buckets_respect_the_token_limit_and_group_similar_lengths(
-    given_pairs: Pairs, seed: int | None, tokens: int
+    length_pairs: Pairs, seed: int | None, tokens: int
 ) -> None:
-    lengths, longest = lengths_of(given_pairs), np.max(given_pairs, axis=1)
-    batches = batches_of(planned(Buckets(tokens), lengths, seed, np.arange(len(given_pairs))))
+    lengths, longest = lengths_of(length_pairs), np.max(length_pairs, axis=1)
+    batches = batches_of(planned(Buckets(tokens), lengths, seed, np.arange(len(length_pairs))))
     spans = []
     for batch in batches:
         assert all(len(row) == 1 for row in batch)
-        here = longest[[row[0] for row in batch]]
-        assert len(here) * here.max() <= tokens
-        assert (np.diff(here) >= 0).all()
-        spans.append((int(here.min()), int(here.max())))
+        batch_lengths = longest[[row[0] for row in batch]]
+        assert len(batch_lengths) * batch_lengths.max() <= tokens
+        assert (np.diff(batch_lengths) >= 0).all()
+        spans.append((int(batch_lengths.min()), int(batch_lengths.max())))
     # Like lengths: the batches, sorted, cover the lengths one after the other.
     spans.sort()
     assert all(high <= low for (_, high), (low, _) in pairwise(spans))
 
 
 @given(pairs, st.integers(LIMIT, 8 * LIMIT))
-def test_unshuffled_buckets_are_maximal(given_pairs: Pairs, tokens: int) -> None:
-    longest = np.max(given_pairs, axis=1)
-    batches = batches_of(planned(Buckets(tokens), lengths_of(given_pairs), None, np.arange(len(given_pairs))))
+def test_unshuffled_buckets_are_maximal(length_pairs: Pairs, tokens: int) -> None:
+    longest = np.max(length_pairs, axis=1)
+    batches = batches_of(planned(Buckets(tokens), lengths_of(length_pairs), None, np.arange(len(length_pairs))))
     for batch, following in pairwise(batches):
         assert (len(batch) + 1) * longest[following[0][0]] > tokens
 
 
 @given(pairs, seeds)
-def test_order_depends_only_on_the_seed(given_pairs: Pairs, seed: int) -> None:
-    lengths, examples = lengths_of(given_pairs), np.arange(len(given_pairs))
+def test_order_depends_only_on_the_seed(length_pairs: Pairs, seed: int) -> None:
+    lengths, examples = lengths_of(length_pairs), np.arange(len(length_pairs))
     for batching in (Buckets(30), Packing(30, LIMIT, pool=7), Windows(30, 5)):
         streams = {"target": lengths["target"] + 5}
         first, second = (
@@ -86,7 +86,7 @@ def test_order_depends_only_on_the_seed(given_pairs: Pairs, seed: int) -> None:
 
 
 def best_fit_decreasing(sizes: Pairs, length: int, pool: int) -> list[list[int]]:
-    """As the books on bin packing say it, pool by pool: the largest first, each where it leaves the least room."""
+    """Textbook algorithm, pool by pool: largest example first, each into the bin in which it leaves the least room."""
     pools = max(1, len(sizes) // pool)
     each = -(-len(sizes) // pools)
     closed = []
@@ -94,43 +94,43 @@ def best_fit_decreasing(sizes: Pairs, length: int, pool: int) -> list[list[int]]
         bins: list[list[int]] = []
         for example in sorted(range(begin, min(begin + each, len(sizes))), key=lambda n: -sum(sizes[n])):
             left = {
-                n: min(length - sum(sizes[other][side] for other in [*held, example]) for side in (0, 1))
-                for n, held in enumerate(bins)
+                n: min(length - sum(sizes[member][side] for member in [*members, example]) for side in (0, 1))
+                for n, members in enumerate(bins)
             }
             fitting = [n for n, room in left.items() if room >= 0]
             if fitting:
                 bins[min(fitting, key=lambda n: left[n])].append(example)
             else:
                 bins.append([example])
-        closed += [sorted(held) for held in bins]
+        closed += [sorted(members) for members in bins]
     return closed
 
 
 @settings(max_examples=60)
 @given(pairs, st.integers(1, 30), st.integers(1, 3))
-def test_packing_is_best_fit_decreasing_in_pools(given_pairs: Pairs, pool: int, rows: int) -> None:
+def test_packing_is_best_fit_decreasing_in_pools(length_pairs: Pairs, pool: int, rows: int) -> None:
     batching = Packing(rows * LIMIT + LIMIT // 2, LIMIT, pool)
-    batches = batches_of(planned(batching, lengths_of(given_pairs), None, np.arange(len(given_pairs))))
-    assert [row for batch in batches for row in batch] == best_fit_decreasing(given_pairs, LIMIT, pool)
+    batches = batches_of(planned(batching, lengths_of(length_pairs), None, np.arange(len(length_pairs))))
+    assert [row for batch in batches for row in batch] == best_fit_decreasing(length_pairs, LIMIT, pool)
     assert [len(batch) for batch in batches[:-1]] == [rows] * (len(batches) - 1)
     assert 1 <= len(batches[-1]) <= rows
 
 
 @settings(max_examples=30)
 @given(pairs, st.integers(1, 30))
-def test_packing_does_not_depend_on_pools_packed_at_once(given_pairs: Pairs, pool: int) -> None:
-    found = []
+def test_packing_does_not_depend_on_pools_packed_at_once(length_pairs: Pairs, pool: int) -> None:
+    results = []
     for together in (1, 3, 64):
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr("regard.data.batching.POOLS_AT_ONCE", together)
-            plan = planned(Packing(3 * LIMIT, LIMIT, pool), lengths_of(given_pairs), 7, np.arange(len(given_pairs)))
-        found.append(batches_of(plan))
-    assert found[0] == found[1] == found[2]
+            plan = planned(Packing(3 * LIMIT, LIMIT, pool), lengths_of(length_pairs), 7, np.arange(len(length_pairs)))
+        results.append(batches_of(plan))
+    assert results[0] == results[1] == results[2]
 
 
 @given(pairs, seeds)
-def test_shuffled_packing_permutes_the_rows_of_the_shuffled_order(given_pairs: Pairs, seed: int) -> None:
-    lengths, examples = lengths_of(given_pairs), np.arange(len(given_pairs))
+def test_shuffled_packing_permutes_the_rows_of_the_shuffled_order(length_pairs: Pairs, seed: int) -> None:
+    lengths, examples = lengths_of(length_pairs), np.arange(len(length_pairs))
     batching = Packing(3 * LIMIT, LIMIT, pool=20)
     shuffled = np.random.default_rng(seed).permutation(examples)
     in_order = {tuple(row) for batch in batches_of(planned(batching, lengths, None, shuffled)) for row in batch}
@@ -152,9 +152,9 @@ def test_rows_of_sentences_are_full(seed: int) -> None:
 
 
 @given(pairs, seeds)
-def test_packed_rows_respect_the_length_on_both_sides(given_pairs: Pairs, seed: int) -> None:
-    lengths = lengths_of(given_pairs)
-    batches = batches_of(planned(Packing(3 * LIMIT, LIMIT), lengths, seed, np.arange(len(given_pairs))))
+def test_packed_rows_respect_the_length_on_both_sides(length_pairs: Pairs, seed: int) -> None:
+    lengths = lengths_of(length_pairs)
+    batches = batches_of(planned(Packing(3 * LIMIT, LIMIT), lengths, seed, np.arange(len(length_pairs))))
     for batch in batches:
         assert len(batch) <= 3
         for row in batch:
@@ -162,10 +162,10 @@ def test_packed_rows_respect_the_length_on_both_sides(given_pairs: Pairs, seed: 
 
 
 @given(pairs, st.integers(1, LIMIT - 1))
-def test_too_long_examples_are_refused(given_pairs: Pairs, most: int) -> None:
-    lengths, examples = lengths_of(given_pairs), np.arange(len(given_pairs))
+def test_too_long_examples_are_refused(length_pairs: Pairs, most: int) -> None:
+    lengths, examples = lengths_of(length_pairs), np.arange(len(length_pairs))
     for batching in (Buckets(most), Packing(2 * most, most)):
-        if np.max(given_pairs) > most:
+        if np.max(length_pairs) > most:
             with pytest.raises(DataError, match="increase it"):
                 planned(batching, lengths, 0, examples)
         else:
@@ -177,11 +177,11 @@ streams = st.lists(st.integers(0, 60), min_size=1, max_size=4)
 
 @given(streams, seeds, st.integers(1, 9), st.integers(1, 4))
 def test_windows_are_disjoint_and_inside_their_texts(
-    given_streams: list[int], seed: int, length: int, rows: int
+    text_lengths: list[int], seed: int, length: int, rows: int
 ) -> None:
-    lengths, ends = np.asarray(given_streams), np.cumsum(given_streams)
+    lengths, ends = np.asarray(text_lengths), np.cumsum(text_lengths)
     batching = Windows(rows * length + length - 1, length)
-    if max(given_streams) <= length:
+    if max(text_lengths) <= length:
         with pytest.raises(DataError, match="choose a shorter length"):
             planned(batching, {"target": lengths}, seed, np.arange(len(lengths)))
         return
@@ -196,22 +196,24 @@ def test_windows_are_disjoint_and_inside_their_texts(
 
 
 @given(streams, st.integers(1, 9))
-def test_evaluation_windows_predict_every_label_once(given_streams: list[int], length: int) -> None:
-    lengths = np.asarray(given_streams)
-    if max(given_streams) < 2:
+def test_evaluation_windows_predict_every_label_once(text_lengths: list[int], length: int) -> None:
+    lengths = np.asarray(text_lengths)
+    if max(text_lengths) < 2:
         with pytest.raises(DataError, match="choose a shorter length"):
             planned(Windows(length, length), {"target": lengths}, None, np.arange(len(lengths)))
         return
     starts = flat(batches_of(planned(Windows(length, length), {"target": lengths}, None, np.arange(len(lengths)))))
-    said = []
+    predicted = []
     begin = 0
-    for size in given_streams:
-        here = [start for start in starts if begin <= start < begin + size]
-        said += [at for start in here for at in range(start + 1, min(start + length, begin + size - 1) + 1)]
+    for size in text_lengths:
+        window_starts = [start for start in starts if begin <= start < begin + size]
+        predicted += [
+            at for start in window_starts for at in range(start + 1, min(start + length, begin + size - 1) + 1)
+        ]
         begin += size
-    begins = np.cumsum([0, *given_streams])[:-1]
-    wanted = [begin + at for begin, size in zip(begins, given_streams, strict=True) for at in range(1, size)]
-    assert said == wanted
+    begins = np.cumsum([0, *text_lengths])[:-1]
+    expected = [begin + at for begin, size in zip(begins, text_lengths, strict=True) for at in range(1, size)]
+    assert predicted == expected
 
 
 @settings(max_examples=20)

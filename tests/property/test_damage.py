@@ -1,4 +1,4 @@
-"""Files that a user can edit: whatever one node of them is changed to, only errors of ours come out."""
+"""Files that a user can edit: if one node of the JSON is damaged, only regard's own errors are raised."""
 
 import copy
 import json
@@ -58,8 +58,8 @@ def asked_record() -> dict[str, Any]:
 
 @cache
 def recipe_record() -> dict[str, Any]:
-    wanted = request_from_record(recipe_file())
-    return Recipe(preset("transformer_tiny"), wanted.data, wanted.train, wanted.decode).record()
+    request = request_from_record(recipe_file())
+    return Recipe(preset("transformer_tiny"), request.data, request.train, request.decode).record()
 
 
 @cache
@@ -86,10 +86,10 @@ def nodes(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
 
 @st.composite
 def damaged(draw: st.DrawFn, whole: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    """A document with one node gone, of another type or value, or beside one that does not belong there."""
-    found = copy.deepcopy(whole())
-    *way, last = draw(st.sampled_from(list(nodes(found))))
-    at: Any = found
+    """A document in which one node is removed or changed, or an unknown node is added."""
+    document = copy.deepcopy(whole())
+    *way, last = draw(st.sampled_from(list(nodes(document))))
+    at: Any = document
     for step in way:
         at = at[step]
     how = draw(st.sampled_from(["delete", "replace", "replace", "add"]))
@@ -99,7 +99,7 @@ def damaged(draw: st.DrawFn, whole: Callable[[], dict[str, Any]]) -> dict[str, A
         at[draw(st.sampled_from(["x", "kind", "vocab", "regard"]))] = draw(st.sampled_from(VALUES))
     else:
         at[last] = draw(st.sampled_from(VALUES))
-    return found
+    return document
 
 
 def of_file(read: Callable[[str], object]) -> Callable[[dict[str, Any], Path], None]:
@@ -142,5 +142,5 @@ def test_damaged_files_raise_a_regard_error(name: str, tmp_path_factory: pytest.
 @given(damaged(survey))
 def test_damaged_survey_is_refused(document: dict[str, Any]) -> None:
     with suppress(KeyError, TypeError, ValueError, AttributeError):  # which `opened` makes a sentence of
-        found = Survey.of(document)
-        assert all(isinstance(count, int) for count in (*found.words.values(), *found.ids.values(), found.bytes))
+        parsed = Survey.of(document)
+        assert all(isinstance(count, int) for count in (*parsed.words.values(), *parsed.ids.values(), parsed.bytes))

@@ -11,8 +11,8 @@ LIMIT = st.builds(LengthLimit, st.floats(0, 9, allow_subnormal=False), st.intege
 
 
 def columns(pairs: list[tuple[int, int]]) -> tuple[np.ndarray, np.ndarray]:
-    found = np.array(pairs)
-    return found[:, 0], found[:, 1]
+    lengths = np.array(pairs)
+    return lengths[:, 0], lengths[:, 1]
 
 
 @given(LENGTHS, st.integers(1, 30))
@@ -44,7 +44,7 @@ def test_every_training_target_is_within_the_limit(pairs: list[tuple[int, int]])
 
 @given(st.lists(LIMIT, min_size=1, max_size=4), st.integers(0, 300))
 def test_widest_limit_bounds_every_limit(limits: list[LengthLimit], source: int) -> None:
-    found = widest(limits)
-    assert found is not None
-    assert all(found.most(source) >= limit.most(source) for limit in limits)
+    widest_limit = widest(limits)
+    assert widest_limit is not None
+    assert all(widest_limit.most(source) >= limit.most(source) for limit in limits)
     assert widest([*limits, None]) is None

@@ -1,4 +1,4 @@
-"""Loops in outputs: every one is found, and nothing else."""
+"""Loops in outputs: every loop is detected, and nothing else."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -10,24 +10,24 @@ ANY = st.lists(st.integers(0, 3), max_size=30)
 
 def loops(ids: list[int]) -> list[int]:
     """The lengths of all loops, by definition."""
-    found = []
+    lengths = []
     for start in range(len(ids)):
         for end in range(start + 1, len(ids) + 1):
             tokens, part = end - start, ids[start:end]
             half, last = tokens >= TOKENS and 2 * tokens >= len(ids), tokens >= AT_END and end == len(ids)
             periods = [p for p in range(1, PERIOD + 1) if tokens >= COPIES * p and part[p:] == part[:-p]]
             if periods and (half or last):
-                found.append(tokens)
-    return found
+                lengths.append(tokens)
+    return lengths
 
 
 @given(ANY | st.tuples(ANY, ANY, st.integers(1, 6), ANY).map(lambda t: t[0] + t[1][:9] * t[2] + t[3][:4]))
 def test_find_loop_returns_the_longest_loop(ids: list[int]) -> None:
-    found, expected = find_loop(ids), max(loops(ids), default=None)
-    assert (None if found is None else found.tokens) == expected
-    if found is not None:
-        part = ids[found.start : found.start + found.tokens]
-        assert part[found.period :] == part[: -found.period]
+    loop, expected = find_loop(ids), max(loops(ids), default=None)
+    assert (None if loop is None else loop.tokens) == expected
+    if loop is not None:
+        part = ids[loop.start : loop.start + loop.tokens]
+        assert part[loop.period :] == part[: -loop.period]
 
 
 @given(
@@ -36,13 +36,13 @@ def test_find_loop_returns_the_longest_loop(ids: list[int]) -> None:
     st.integers(AT_END, 40),
 )
 def test_repeated_end_of_an_output_is_a_loop(before: list[int], part: list[int], copies: int) -> None:
-    """Wherever it begins, and wherever the limit cuts it."""
+    """Wherever the loop begins, and wherever the length limit cuts it."""
     cut = part[: len(part) // 2]
-    found = find_loop(before + part * copies + cut)
-    assert found is not None
-    assert found.tokens == len(part) * copies + len(cut)
-    assert found.start == len(before)
-    assert len(part) % found.period == 0 or found.period < len(part)
+    loop = find_loop(before + part * copies + cut)
+    assert loop is not None
+    assert loop.tokens == len(part) * copies + len(cut)
+    assert loop.start == len(before)
+    assert len(part) % loop.period == 0 or loop.period < len(part)
 
 
 @given(st.lists(st.integers(0, 10**6), unique=True, max_size=100), st.integers(1, COPIES - 1))

@@ -1,4 +1,4 @@
-"""A mask is what its definition says, for masks that nobody would think of."""
+"""Random masks match their definition."""
 
 from typing import Any
 
@@ -18,11 +18,11 @@ CPU = torch.device("cpu")
 @st.composite
 def segments(draw: st.DrawFn, rows: int, width: int, packed: bool) -> Tensor:
     """Rows of 1 .. n numbered along the row (only 1 unless packed), then padding."""
-    made = []
+    segment_rows = []
     for _ in range(rows):
         numbers = sorted(draw(st.lists(st.integers(1, 3 if packed else 1), max_size=width)))
-        made.append(numbers + [0] * (width - len(numbers)))
-    return torch.tensor(made, dtype=torch.int64).reshape(rows, width)
+        segment_rows.append(numbers + [0] * (width - len(numbers)))
+    return torch.tensor(segment_rows, dtype=torch.int64).reshape(rows, width)
 
 
 def integers(draw: st.DrawFn, rows: int, width: int, high: int) -> Tensor:
@@ -32,7 +32,7 @@ def integers(draw: st.DrawFn, rows: int, width: int, high: int) -> Tensor:
 
 @st.composite
 def masks(draw: st.DrawFn) -> tuple[Mask, int, int, int]:
-    """(mask, rows, T, S): every field by chance; unpacked padding is consistent with what an unpacked mask promises."""
+    """(mask, rows, T, S) with random fields. An unpacked causal mask has no padding, which it would not mask."""
     rows, T, S = draw(st.integers(1, 3)), draw(st.integers(1, 6)), draw(st.integers(1, 6))
     causal, packed = draw(st.booleans()), draw(st.booleans())
     fields: dict[str, Any] = {"causal": causal, "packed": packed, "segments": 3 if packed else 1}
@@ -42,7 +42,7 @@ def masks(draw: st.DrawFn) -> tuple[Mask, int, int, int]:
         fields["q_pos"] = integers(draw, draw(st.sampled_from([1, rows])), T, 7)
     if draw(st.booleans()):
         fields["k_pos"] = integers(draw, draw(st.sampled_from([1, rows])), S, 7)
-    # An unpacked causal mask leaves padding to causality, so there it says nothing about padded keys.
+    # An unpacked causal mask does not mask padded keys: they are in the future of all other tokens.
     if packed or (not causal and draw(st.booleans())):
         fields["q_seg"], fields["k_seg"] = draw(segments(rows, T, packed)), draw(segments(rows, S, packed))
     if draw(st.booleans()):
@@ -53,7 +53,7 @@ def masks(draw: st.DrawFn) -> tuple[Mask, int, int, int]:
 
 
 def defined(mask: Mask, b: int, i: int, j: int) -> bool:
-    """seg_i == seg_j != 0 and (not causal or prefix_j or pos_j <= pos_i, < when strict) and sight(pos_i, pos_j)."""
+    """seg_i == seg_j != 0 and (not causal or prefix_j or pos_j <= pos_i, < when strict) and pattern(pos_i, pos_j)."""
 
     def at(tensor: Tensor | None, n: int, otherwise: int) -> int:
         return otherwise if tensor is None else int(tensor[b if len(tensor) > 1 else 0, n])
@@ -109,8 +109,8 @@ def test_sdpa_and_reference_agree_on_any_mask(case: tuple[Mask, int, int, int], 
     mask, rows, T, S = case
     rng = torch.Generator().manual_seed(seed)
     q, k, v = (torch.randn(rows, 2, n, w, generator=rng) for n, w in ((T, 3), (S, 3), (S, 2)))
-    seen = definition(mask, rows, T, S)
-    scores = (0.5 * q @ k.mT).masked_fill(~seen, -torch.inf).softmax(-1).nan_to_num()
+    visible = definition(mask, rows, T, S)
+    scores = (0.5 * q @ k.mT).masked_fill(~visible, -torch.inf).softmax(-1).nan_to_num()
     for name in ("sdpa", "reference"):
         with kernels.use(name):
             y = kernels.attend(q, k, v, View(mask, T, S, CPU), scale=0.5)
@@ -124,10 +124,10 @@ def test_segment_lengths_are_token_counts(data: st.DataObject) -> None:
     most = max(most, 3)
     q_seg, k_seg = data.draw(segments(rows, T, True)), data.draw(segments(rows, S, True))
     ends = cumulative_lengths(Mask(q_seg=q_seg, k_seg=k_seg, packed=True, segments=most), T, S, rows, CPU)
-    for seg, found in zip((q_seg, k_seg), ends, strict=True):
+    for seg, actual in zip((q_seg, k_seg), ends, strict=True):
         expected = [0]
         for row in seg.tolist():
             for number in (*range(1, most + 1), 0):
                 expected.append(expected[-1] + row.count(number))
-        assert found.tolist() == expected
-        assert found[-1] == seg.numel()
+        assert actual.tolist() == expected
+        assert actual[-1] == seg.numel()

@@ -1,4 +1,4 @@
-"""Packing loses nothing."""
+"""Packed and padded rows contain all tokens, and have the loss of the separate sequences."""
 
 from functools import cache
 
@@ -83,8 +83,8 @@ TRANSLATOR = EncoderDecoder(
 
 @settings(max_examples=25)
 @given(st.lists(pieces, min_size=1, max_size=4), st.sampled_from(range(len(LANGUAGE_MODELS))), st.integers(0, 2))
-def test_loss_of_a_packed_row_is_the_sum_of_its_sequences(texts: list[list[int]], which: int, extra: int) -> None:
-    model = _shaken(LANGUAGE_MODELS[which])
+def test_loss_of_a_packed_row_is_the_sum_of_its_sequences(texts: list[list[int]], index: int, extra: int) -> None:
+    model = _shaken(LANGUAGE_MODELS[index])
     ids, seg, pos = pack([texts], sum(map(len, texts)) + extra)
     labels = (ids * 7 + 3) % 11
     longest = max(map(len, texts))
@@ -101,7 +101,7 @@ def test_loss_of_packed_pairs_equals_their_separate_losses(pairs: list[tuple[lis
     translator = _shaken(TRANSLATOR)
     packed = translator.loss(translation(pairs, packed=True))  # type: ignore[reportCallIssue]
     padded = translator.loss(translation(pairs))  # type: ignore[reportCallIssue]
-    alone = [translator.loss(translation([pair])).total for pair in pairs]  # type: ignore[reportCallIssue]
-    torch.testing.assert_close(packed.total, sum(alone), rtol=0, atol=1e-9)
-    torch.testing.assert_close(padded.total, sum(alone), rtol=0, atol=1e-9)
+    separate = [translator.loss(translation([pair])).total for pair in pairs]  # type: ignore[reportCallIssue]
+    torch.testing.assert_close(packed.total, sum(separate), rtol=0, atol=1e-9)
+    torch.testing.assert_close(padded.total, sum(separate), rtol=0, atol=1e-9)
     assert packed.tokens.item() == padded.tokens.item() == sum(len(target) + 1 for _, target in pairs)

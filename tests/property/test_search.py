@@ -1,4 +1,4 @@
-"""Searches over models that say something random after every text: what must hold whatever is asked for."""
+"""Properties of searches with random settings, over models with random distributions."""
 
 import itertools
 from collections.abc import Callable, Sequence
@@ -25,7 +25,7 @@ Ids = tuple[int, ...]
 
 
 class Memory:
-    """What every row has read, as one number."""
+    """A hash of the tokens that every row has read."""
 
     def __init__(self, read: Tensor) -> None:
         self.read = read
@@ -38,7 +38,7 @@ class Memory:
 
 
 class Chaotic(Generator):
-    """Mixes all that it has read into one number, and makes any distribution of it."""
+    """A model whose distribution of the next token is a random function of a hash of all previous tokens."""
 
     def __init__(self, seed: int, sharp: float, eos: float) -> None:
         super().__init__()
@@ -76,8 +76,8 @@ sentences = st.lists(words, min_size=1, max_size=4).map(tuple)
 models = st.builds(Chaotic, st.integers(0, 99), st.sampled_from([0.0, 1.0, 3.0]), st.sampled_from([-3.0, 0.0, 2.0]))
 
 
-# Searches and rules are made in the test: what checks types while tests run draws random numbers, which Hypothesis
-# wants to draw itself.
+# Searches and rules are constructed in the test, because the type checks of tests draw random numbers, which would
+# interfere with Hypothesis.
 Make = Callable[[], Search]
 
 
@@ -136,30 +136,35 @@ def test_outputs_satisfy_limits_and_constraints_with_model_probabilities(
 ) -> None:
     search = make()
     texts, rules = [text for text, _ in rows], [rules_of(rule) for _, rule in rows]
-    found = find(model, batch(texts), search, ENDS, Limits(least, most), rules)
-    for text, rule, hypotheses in zip(texts, rules, found, strict=True):
+    results = find(model, batch(texts), search, ENDS, Limits(least, most), rules)
+    for text, rule, hypotheses in zip(texts, rules, results, strict=True):
         assert 1 <= len(hypotheses) <= getattr(search, "n_best", 1)
-        assert len({one.ids for one in hypotheses}) == len(hypotheses) or isinstance(search, Sample)
-        for one in hypotheses:
-            assert len(one.ids) <= most
-            assert len(one.ids) >= least or not one.ended
-            assert set(one.ids) <= set(range(3, V))
-            assert one.ids[: len(rule.prefix)] == rule.prefix
-            assert not any(contains(one.ids, banned) for banned in rule.banned)
-            assert one.log_prob == sum(one.token_log_probs) or abs(one.log_prob - sum(one.token_log_probs)) < 1e-9
-            again = alone(model, text, one.ids, one.ended)
-            torch.testing.assert_close(torch.tensor(one.token_log_probs), torch.tensor(again), rtol=0, atol=1e-9)
-        ended = [one.score for one in hypotheses if one.ended]
+        assert len({hypothesis.ids for hypothesis in hypotheses}) == len(hypotheses) or isinstance(search, Sample)
+        for hypothesis in hypotheses:
+            assert len(hypothesis.ids) <= most
+            assert len(hypothesis.ids) >= least or not hypothesis.ended
+            assert set(hypothesis.ids) <= set(range(3, V))
+            assert hypothesis.ids[: len(rule.prefix)] == rule.prefix
+            assert not any(contains(hypothesis.ids, banned) for banned in rule.banned)
+            assert (
+                hypothesis.log_prob == sum(hypothesis.token_log_probs)
+                or abs(hypothesis.log_prob - sum(hypothesis.token_log_probs)) < 1e-9
+            )
+            expected = teacher_forced(model, text, hypothesis.ids, hypothesis.ended)
+            torch.testing.assert_close(
+                torch.tensor(hypothesis.token_log_probs), torch.tensor(expected), rtol=0, atol=1e-9
+            )
+        ended = [hypothesis.score for hypothesis in hypotheses if hypothesis.ended]
         assert all(a > b - 2e-5 for a, b in itertools.pairwise(ended))  # within a tie the ids decide
 
 
-def alone(model: Chaotic, source: Ids, ids: Ids, ended: bool) -> list[float]:
+def teacher_forced(model: Chaotic, source: Ids, ids: Ids, ended: bool) -> list[float]:
     decoding = model.start(batch([source]), 50)
-    read, found = ENDS.bos, []
+    read, log_probs = ENDS.bos, []
     for token in (*ids, ENDS.eos) if ended else ids:
-        found.append(float(model.advance(torch.tensor([[read]]), decoding)[0, token]))
+        log_probs.append(float(model.advance(torch.tensor([[read]]), decoding)[0, token]))
         read = token
-    return found
+    return log_probs
 
 
 @given(models, st.lists(st.tuples(sentences, row_rules), min_size=2, max_size=5), searches, st.randoms())
@@ -171,13 +176,15 @@ def test_result_of_a_row_is_independent_of_other_rows(
     numbers = list(range(len(rows)))
     random.shuffle(numbers)
 
-    def run(some: list[int]) -> list[list[Any]]:
-        chosen = [rows[i] for i in some]
-        limits = [Limits(i % 2, 4 + i % 4) for i in some]
-        return find(model, batch([r[0] for r in chosen]), search, ENDS, limits, [rules_of(r[1]) for r in chosen], some)
+    def run(selected: list[int]) -> list[list[Any]]:
+        chosen = [rows[i] for i in selected]
+        limits = [Limits(i % 2, 4 + i % 4) for i in selected]
+        return find(
+            model, batch([r[0] for r in chosen]), search, ENDS, limits, [rules_of(r[1]) for r in chosen], selected
+        )
 
-    whole = run(numbers)
-    assert [run([i])[0] for i in numbers] == whole
+    expected = run(numbers)
+    assert [run([i])[0] for i in numbers] == expected
 
 
 @given(models, st.lists(st.tuples(sentences, required), min_size=1, max_size=4), beam_searches(least=2))
@@ -188,12 +195,12 @@ def test_outputs_contain_required_sequences(
     """Every output contains its required sequences, where nothing but a prefix is constrained beside them."""
     search = make()
     rules = [TokenConstraints(text[:2], required=sequences) for text, sequences in rows]
-    found = find(model, batch([text for text, _ in rows]), search, ENDS, Limits(max_len=8), rules)
-    for rule, hypotheses in zip(rules, found, strict=True):
+    results = find(model, batch([text for text, _ in rows]), search, ENDS, Limits(max_len=8), rules)
+    for rule, hypotheses in zip(rules, results, strict=True):
         assert hypotheses
-        for one in hypotheses:
-            assert all(contains(one.ids, sequence) for sequence in rule.required)
-            assert one.ids[: len(rule.prefix)] == rule.prefix
+        for hypothesis in hypotheses:
+            assert all(contains(hypothesis.ids, sequence) for sequence in rule.required)
+            assert hypothesis.ids[: len(rule.prefix)] == rule.prefix
 
 
 @given(
@@ -201,12 +208,12 @@ def test_outputs_contain_required_sequences(
 )
 @settings(max_examples=40)
 def test_streamed_parts_concatenate_to_the_hypothesis(model: Chaotic, rows: list[Ids], search: Search) -> None:
-    said: dict[int, list[int]] = {i: [] for i in range(len(rows))}
+    streamed: dict[int, list[int]] = {i: [] for i in range(len(rows))}
     for pieces in stream(model, batch(rows), search, ENDS, Limits(max_len=6)):
         for piece in pieces:
-            said[piece.row] += piece.ids
-    found = find(model, batch(rows), search, ENDS, Limits(max_len=6))
-    assert [tuple(said[i]) for i in range(len(rows))] == [row[0].ids for row in found]
+            streamed[piece.row] += piece.ids
+    results = find(model, batch(rows), search, ENDS, Limits(max_len=6))
+    assert [tuple(streamed[i]) for i in range(len(rows))] == [row[0].ids for row in results]
 
 
 @given(st.integers(0, 999), st.integers(1, 4), st.sampled_from([9, 1100, 2000]), st.sampled_from([1e-6, 1e-4, 1.0]))
@@ -217,4 +224,6 @@ def test_beam_order_matches_the_definition(seed: int, beams: int, vocab: int, sp
     totals = (spread * -torch.rand(beams, generator=generator)).tolist()
     every = [(-round((totals[k] + x) / 1e-5), v, k) for k in range(beams) for v, x in enumerate(log_probs[k].tolist())]
     (ranked,) = best(log_probs, [totals], 2 * beams)
-    assert [(one.token, one.beam) for one in ranked] == [(v, k) for _, v, k in sorted(every)[: 2 * beams]]
+    assert [(candidate.token, candidate.beam) for candidate in ranked] == [
+        (v, k) for _, v, k in sorted(every)[: 2 * beams]
+    ]

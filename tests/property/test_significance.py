@@ -1,4 +1,4 @@
-"""What every comparison of two outputs keeps."""
+"""Properties of every comparison of two outputs."""
 
 import numpy as np
 import pytest
@@ -16,11 +16,11 @@ corpora = st.lists(st.tuples(words, words, words), min_size=2, max_size=8)
 @given(pairs, st.integers(0, 100))
 def test_swapping_systems_only_changes_the_sign(lines: list[tuple[float, float]], seed: int) -> None:
     first, second = map(list, zip(*lines, strict=True))
-    one = compare_lines(first, second, "score", resamples=100, seed=seed)
-    other = compare_lines(second, first, "score", resamples=100, seed=seed)
-    assert (one.first, one.second, one.difference) == (other.second, other.first, -other.difference)
-    assert (one.low, one.high) == pytest.approx((-other.high, -other.low), abs=1e-9)
-    assert one.p_value == other.p_value
+    forward = compare_lines(first, second, "score", resamples=100, seed=seed)
+    swapped = compare_lines(second, first, "score", resamples=100, seed=seed)
+    assert (forward.first, forward.second, forward.difference) == (swapped.second, swapped.first, -swapped.difference)
+    assert (forward.low, forward.high) == pytest.approx((-swapped.high, -swapped.low), abs=1e-9)
+    assert forward.p_value == swapped.p_value
 
 
 @settings(max_examples=40)
@@ -29,32 +29,32 @@ def test_swapping_systems_only_changes_the_sign_of_corpus_scores(
     corpus: list[tuple[str, str, str]], metric: str
 ) -> None:
     first, second, references = map(list, zip(*corpus, strict=True))
-    one = paired_bootstrap(first, second, references, metric, resamples=100)
-    other = paired_bootstrap(second, first, references, metric, resamples=100)
-    assert (one.first, one.second, one.difference) == (other.second, other.first, -other.difference)
-    assert (one.low, one.high) == pytest.approx((-other.high, -other.low), abs=1e-9)
-    assert one.p_value == other.p_value
-    assert 0 < one.p_value <= 1
-    assert one.low <= one.high
+    forward = paired_bootstrap(first, second, references, metric, resamples=100)
+    swapped = paired_bootstrap(second, first, references, metric, resamples=100)
+    assert (forward.first, forward.second, forward.difference) == (swapped.second, swapped.first, -swapped.difference)
+    assert (forward.low, forward.high) == pytest.approx((-swapped.high, -swapped.low), abs=1e-9)
+    assert forward.p_value == swapped.p_value
+    assert 0 < forward.p_value <= 1
+    assert forward.low <= forward.high
 
 
 @settings(max_examples=60)
 @given(st.lists(st.floats(0, 1), min_size=2, max_size=30), st.floats(0.01, 1))
 def test_constant_gain_is_significant(first: list[float], gain: float) -> None:
-    made = compare_lines(first, [score + gain for score in first], "score", resamples=100)
-    assert (made.difference, made.low, made.high) == pytest.approx((100 * gain,) * 3)
-    assert made.p_value == 1 / 101
+    comparison = compare_lines(first, [score + gain for score in first], "score", resamples=100)
+    assert (comparison.difference, comparison.low, comparison.high) == pytest.approx((100 * gain,) * 3)
+    assert comparison.p_value == 1 / 101
 
 
 @settings(max_examples=60)
 @given(pairs)
 def test_p_below_one_fortieth_agrees_with_an_interval_without_0(lines: list[tuple[float, float]]) -> None:
     first, second = map(list, zip(*lines, strict=True))
-    made = compare_lines(first, second, "score", resamples=400)
-    nearer_end = made.low if made.difference > 0 else -made.high
-    if made.p_value < 0.02:
+    comparison = compare_lines(first, second, "score", resamples=400)
+    nearer_end = comparison.low if comparison.difference > 0 else -comparison.high
+    if comparison.p_value < 0.02:
         assert nearer_end > 0
-    elif made.p_value > 0.03:
+    elif comparison.p_value > 0.03:
         assert nearer_end <= 1e-9
 
 
@@ -63,14 +63,14 @@ def test_interval_contains_the_true_difference_in_95_percent_of_cases() -> None:
     hits = 0
     for _ in range(300):
         first, second = rng.random(60) < 0.5, rng.random(60) < 0.6
-        made = compare_lines(first.tolist(), second.tolist(), "accuracy", resamples=200)
-        hits += made.low <= 10 <= made.high
-        assert made.low <= made.difference <= made.high
+        comparison = compare_lines(first.tolist(), second.tolist(), "accuracy", resamples=200)
+        hits += comparison.low <= 10 <= comparison.high
+        assert comparison.low <= comparison.difference <= comparison.high
     assert 0.91 <= hits / 300 <= 0.98
 
 
 def test_p_is_below_5_percent_in_10_percent_of_the_cases_without_a_difference() -> None:
-    """One-sided on the side that happens to lead: the documented meaning of p."""
+    """The documented meaning of p: the test is one-sided, on the side of the better output."""
     rng = np.random.default_rng(1)
     low = sum(
         compare_lines(rng.random(80).tolist(), rng.random(80).tolist(), "score", resamples=200).p_value < 0.05

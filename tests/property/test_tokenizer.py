@@ -1,4 +1,4 @@
-"""Every text comes back from ids as it was, and nothing in a text is a control token."""
+"""Decoding restores every text, and no text is encoded as a control token."""
 
 import pytest
 from hypothesis import given, settings
@@ -28,7 +28,7 @@ def test_decoding_restores_the_text(kind: str, text: str) -> None:
     tokenizer = LOSSLESS[kind]
     ids = tokenizer.encode(text)
     assert tokenizer.decode(ids) == text
-    assert all(3 <= one < tokenizer.size for one in ids)
+    assert all(3 <= token_id < tokenizer.size for token_id in ids)
     assert (not ids) == (not text)
     assert tokenizer.decode([1, *ids, 2, 0, 0]) == text
 
@@ -47,30 +47,30 @@ def test_batches_and_copies_encode_equally(batch: list[str]) -> None:
 @given(text=texts)
 def test_words_decode_with_normalised_spaces_and_unknowns(text: str) -> None:
     ids = WORDS.encode(text)
-    assert all(3 <= one < WORDS.size for one in ids)
-    once = WORDS.decode(ids)
-    assert WORDS.decode(WORDS.encode(once)) == once
-    assert len(once.split()) == len([one for one in ids if one != WORDS.encode("\n")[0]])
-    assert once.count("\n") == text.count("\n")
+    assert all(3 <= token_id < WORDS.size for token_id in ids)
+    decoded = WORDS.decode(ids)
+    assert WORDS.decode(WORDS.encode(decoded)) == decoded
+    assert len(decoded.split()) == len([token_id for token_id in ids if token_id != WORDS.encode("\n")[0]])
+    assert decoded.count("\n") == text.count("\n")
 
 
 @pytest.mark.parametrize("kind", LOSSLESS)
 @settings(max_examples=100)
 @given(data=st.data())
 def test_any_ids_can_be_decoded_and_printed(kind: str, data: st.DataObject) -> None:
-    """A model may say any ids, whether or not they make characters."""
+    """A model may generate any ids, also ids that are not valid UTF-8."""
     tokenizer = LOSSLESS[kind]
     ids = data.draw(st.lists(st.integers(0, tokenizer.size - 1), max_size=20))
     assert isinstance(tokenizer.decode(ids), str)
-    shown = tokenizer.tokens(ids)
-    assert len(shown) == len(ids)
-    assert all(piece.isprintable() and piece and " " not in piece for piece in shown)
+    tokens = tokenizer.tokens(ids)
+    assert len(tokens) == len(ids)
+    assert all(piece.isprintable() and piece and " " not in piece for piece in tokens)
 
 
 @settings(max_examples=100)
 @given(text=texts)
 def test_tokens_concatenate_to_the_text(text: str) -> None:
-    """Characters that can be seen, and that the corpus has, are shown as themselves."""
+    """Printable characters of the corpus are printed unchanged."""
     tokenizer = LOSSLESS["characters"]
     known = "".join(c for c in text if c in set("".join(CORPUS)) and c.isprintable())
     assert "".join(tokenizer.tokens(tokenizer.encode(known))) == known.replace(" ", "\u2581")

@@ -25,12 +25,12 @@ from regard.tree import Spec, diff, edit, get_at, hints, leaves, replace_at, swa
 
 def _small() -> list[Spec]:
     """An instance of every part that needs nothing."""
-    whole = [
+    small_parts = [
         part
         for part in PARTS.values()
         if all(f.default is not MISSING or f.default_factory is not MISSING for f in fields(part))  # type: ignore[reportArgumentType]
     ]
-    return [part() for part in whole if not issubclass(part, ModelSpec)]
+    return [part() for part in small_parts if not issubclass(part, ModelSpec)]
 
 
 SMALL = _small()
@@ -47,14 +47,14 @@ def annotation_at(tree: ModelSpec, path: str) -> Any:
     return hints(type(get_at(tree, parent) if parent else tree))[name]
 
 
-# Made here and not while drawing: the type checks of tests draw random numbers of their own.
+# Constructed here and not while drawing, because the type checks of tests draw random numbers.
 MODELS = [make() for _, make in sorted(PRESETS.items())]
 FIELDS = [(tree, path, annotation_at(tree, path)) for tree in MODELS for path in paths(tree)]
 models = st.sampled_from(MODELS)
 
 
 def values(annotation: Any) -> st.SearchStrategy[Any]:
-    """Values that fit an annotation, whether or not the part will take them."""
+    """Values that fit an annotation. The part may reject them."""
     if get_origin(annotation) is Literal:
         return st.sampled_from(get_args(annotation))
     if annotation is bool:
@@ -150,7 +150,7 @@ def misspelt(draw: st.DrawFn, name: str) -> str:
     """`name` with one letter dropped, doubled, changed, or two neighbours exchanged."""
     at = draw(st.integers(0, len(name) - 1))
     letter = draw(st.sampled_from(string.ascii_lowercase))
-    made = draw(
+    changed = draw(
         st.sampled_from(
             [
                 name[:at] + name[at + 1 :],
@@ -160,8 +160,8 @@ def misspelt(draw: st.DrawFn, name: str) -> str:
             ]
         )
     )
-    assume(made != name)
-    return made
+    assume(changed != name)
+    return changed
 
 
 @settings(max_examples=150)
@@ -172,7 +172,7 @@ def test_misspelt_key_gets_a_suggestion(data: st.DataObject) -> None:
     fields = hints(PARTS[kind])
     assume(wrong not in fields and current_field(kind, wrong) == wrong)
     # "position" and "positions" are two fields of a stack, and may be equally near.
-    assume(not any(other != name and other.startswith(name[:-1]) for other in fields))
+    assume(not any(field != name and field.startswith(name[:-1]) for field in fields))
     with pytest.raises(SpecError) as raised:
         from_record({"kind": kind, wrong: None})
     assert raised.value.path == wrong

@@ -1,4 +1,4 @@
-"""Encoding word by word gives what encoding whole texts gives, whatever the white space."""
+"""Encoding word by word gives the ids of encoding whole texts, for any white space."""
 
 import sys
 
@@ -12,7 +12,7 @@ from regard.data.tokenizer import BPE, Bytes, Characters, Words, train
 from regard.errors import DataError
 
 SPACES = [chr(code) for code in range(sys.maxunicode + 1) if chr(code).isspace()]
-# Runs of white space that are pieces of their own, so that cutting one in two is seen.
+# Sequences of white space that are tokens, so that splitting one of them would be detected.
 CORPUS = [
     "the cat  sat   on    the\tmat; the cat's\n\n1987 \u00a0 hat \u3000\u3000 ",
     " \u00a0 \u00a0 a \t\t b \u2003 \u2003 c\u200b \n \n  d   \n",
@@ -35,8 +35,8 @@ def test_encoding_by_word_equals_encoding_the_text(batch: list[str]) -> None:
 
 
 def test_white_space_of_the_tokenizer_is_white_space_in_python() -> None:
-    others = (chr(code) for code in range(sys.maxunicode + 1) if not 0xD800 <= code < 0xE000)
-    black_only = "".join(character for character in others if not character.isspace())
+    characters = (chr(code) for code in range(sys.maxunicode + 1) if not 0xD800 <= code < 0xE000)
+    black_only = "".join(character for character in characters if not character.isspace())
     pieces = pre_tokenizers.Split(Regex(r"\s"), "isolated").pre_tokenize_str(black_only)
     assert [piece for piece, _ in pieces] == [black_only]
 

@@ -47,7 +47,7 @@ def test_translation_with_other_source_end() -> None:
 def test_packed_translation_is_one_row_with_restarting_positions() -> None:
     batch = translation([([5, 6], [7, 8, 9]), ([5], [7])], packed=True)
     assert batch.target.tolist() == [[1, 7, 8, 9, 1, 7]]
-    for tensor, wanted in (
+    for tensor, expected in (
         (batch.labels, [[7, 8, 9, 2, 7, 2]]),
         (batch.target_seg, [[1, 1, 1, 1, 2, 2]]),
         (batch.target_pos, [[0, 1, 2, 3, 0, 1]]),
@@ -56,7 +56,7 @@ def test_packed_translation_is_one_row_with_restarting_positions() -> None:
         (batch.source_pos, [[0, 1, 2, 0, 1]]),
     ):
         assert tensor is not None
-        assert tensor.tolist() == wanted
+        assert tensor.tolist() == expected
     assert (batch.packed, batch.segments, batch.longest) == (True, 2, 4)
 
 
@@ -68,7 +68,7 @@ POS = rows(0, 1, 0)
 
 
 @pytest.mark.parametrize(
-    ("given", "words"),
+    ("arguments", "message"),
     [
         ({"target_seg": rows(0, 1, 1)}, "target_seg: padding"),
         ({"target_seg": rows(1, 0, 1)}, "target_seg: padding"),
@@ -100,32 +100,32 @@ POS = rows(0, 1, 0)
         ({"target_pos": rows(0, 1, 7), "longest": 7}, r"target_pos: positions must lie in 0 \.\. 6"),
     ],
 )
-def test_invalid_segments_and_positions_are_refused(given: dict[str, Any], words: str) -> None:
-    with pytest.raises(DataError, match=words):
-        Batch(rows(4, 5, 6), **given)
+def test_invalid_segments_and_positions_are_refused(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        Batch(rows(4, 5, 6), **arguments)
 
 
 SHAPES = """
 import torch
 from regard import Batch, DataError
 ids = torch.tensor([[4, 5, 6]])
-for given in (
+for arguments in (
     {"target_seg": ids[:, :2]}, {"weights": torch.ones(1)}, {"source": torch.ones(2, 2, dtype=torch.int64)},
     {"labels": ids[:, :2]}, {"target": ids[0]}, {"target": ids.float()}, {"target": ids[:, :0]},
 ):
     try:
-        Batch(**{"target": ids, **given})
+        Batch(**{"target": ids, **arguments})
     except DataError as error:
         print(error)
 """
 
 
 def test_mismatched_shapes_are_refused() -> None:
-    """In a process of its own: here the shape checks of the test suite would speak first."""
-    said = subprocess.run(
+    """In a separate process, because the shape checks of the test suite would fail first."""
+    messages = subprocess.run(
         [sys.executable, "-c", SHAPES], capture_output=True, text=True, check=True
     ).stdout.splitlines()
-    assert said == [
+    assert messages == [
         "target_seg: the shape (1, 2) does not match the shape of the ids, (1, 3)",
         "weights: the shape (1,) does not match the shape of the ids, (1, 3)",
         "source: has 2 rows, but the target has 1",

@@ -48,10 +48,10 @@ def test_nearest_lists_all_options_if_none_is_close() -> None:
 
 
 def test_nearest_cuts_a_long_list() -> None:
-    said = nearest("zzz", [f"option_{i:02}" for i in range(30)])
-    assert "option_23" in said
-    assert "option_24" not in said
-    assert said.endswith("and 6 more")
+    hint = nearest("zzz", [f"option_{i:02}" for i in range(30)])
+    assert "option_23" in hint
+    assert "option_24" not in hint
+    assert hint.endswith("and 6 more")
 
 
 def test_nearest_without_options() -> None:
@@ -94,12 +94,12 @@ def test_lacks_memory_recognises_a_failed_allocation_in_torch() -> None:
 
 
 def test_repeated_warnings_are_counted() -> None:
-    shown: list[str] = []
-    with CountedWarnings(shown.append) as warn:
+    printed: list[str] = []
+    with CountedWarnings(printed.append) as warn:
         for line in (3, 5, 1_800):
             warn(f"line {line}: {100 * line} tokens are too many")
         warn("the engine stops by its own rule")
-        assert shown == ["line 3: 300 tokens are too many", "the engine stops by its own rule"]
-    assert shown[2:] == ["2 more like this one: line 3: 300 tokens are too many"]
+        assert printed == ["line 3: 300 tokens are too many", "the engine stops by its own rule"]
+    assert printed[2:] == ["2 more like this one: line 3: 300 tokens are too many"]
     warn.close()
-    assert len(shown) == 3
+    assert len(printed) == 3

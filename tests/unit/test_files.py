@@ -52,16 +52,16 @@ def test_lock_ends_with_its_process(tmp_path: Path) -> None:
 
 
 def test_waiting_process_gets_the_lock_next(tmp_path: Path) -> None:
-    """Many wait for the same folder, which goes now and then because it was left empty: none ever meets another."""
+    """Several threads wait for a folder, which is removed whenever it is empty; only one has the lock at a time."""
     inside: list[int] = []
-    most: list[int] = []
+    numbers_inside: list[int] = []
 
     def work(n: int) -> None:
         for _ in range(20):
             with locked(tmp_path / "run", wait=lambda: None):
                 (tmp_path / "run" / "work").write_text("")
                 inside.append(n)
-                most.append(len(inside))
+                numbers_inside.append(len(inside))
                 time.sleep(0.0005)
                 inside.remove(n)
                 (tmp_path / "run" / "work").unlink()
@@ -71,7 +71,7 @@ def test_waiting_process_gets_the_lock_next(tmp_path: Path) -> None:
         thread.start()
     for thread in threads:
         thread.join(60)
-    assert most == [1] * 120
+    assert numbers_inside == [1] * 120
 
 
 def test_link_in_the_folder_is_refused(tmp_path: Path) -> None:
@@ -90,7 +90,7 @@ def test_link_in_the_folder_is_refused(tmp_path: Path) -> None:
         pass
     assert not list((tmp_path / "outside").iterdir())
     (tmp_path / "run" / LOCK).unlink()
-    (tmp_path / "link").symlink_to(tmp_path / "run")  # the folder itself may be one: whoever named it meant that
+    (tmp_path / "link").symlink_to(tmp_path / "run")  # the folder itself may be a link, because the user gave its path
     with locked(tmp_path / "link"):
         assert (tmp_path / "run" / LOCK).exists()
 
@@ -144,7 +144,7 @@ def test_refused_folder_keeps_all_files(tmp_path: Path) -> None:
 
 
 class NoLocks:
-    """A file system that has none."""
+    """A file system without locks."""
 
     LOCK_EX = LOCK_NB = 0
 
@@ -189,18 +189,18 @@ def test_windows_does_not_sync_folders(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 def test_waiting_for_a_lock_calls_wait(tmp_path: Path) -> None:
-    told: list[str] = []
+    calls: list[str] = []
     first = locked(tmp_path)
     first.__enter__()
 
     def wait() -> None:
-        told.append("waiting")
+        calls.append("waiting")
         first.__exit__(None, None, None)
 
     with locked(tmp_path, wait=wait):
-        assert told == ["waiting"]
+        assert calls == ["waiting"]
     with locked(tmp_path, wait=wait):
-        assert told == ["waiting"]
+        assert calls == ["waiting"]
 
 
 def test_folder_that_cannot_be_created_is_refused_in_one_sentence(tmp_path: Path) -> None:
@@ -210,11 +210,11 @@ def test_folder_that_cannot_be_created_is_refused_in_one_sentence(tmp_path: Path
 
 
 def test_replace_text_is_atomic(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path, other = tmp_path / "a", tmp_path / "b"
-    other.write_text("other")
-    path.symlink_to(other)
+    path, target = tmp_path / "a", tmp_path / "b"
+    target.write_text("other")
+    path.symlink_to(target)
     replace_text(path, "new\n")
-    assert (path.read_bytes(), path.is_symlink(), other.read_text()) == (b"new\n", False, "other")
+    assert (path.read_bytes(), path.is_symlink(), target.read_text()) == (b"new\n", False, "other")
 
     def full(handle: int) -> None:
         raise OSError(28, "No space left on device")
@@ -222,7 +222,7 @@ def test_replace_text_is_atomic(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(OSError, match="No space"):
         replace_text(path, "newer")
-    assert sorted(found.name for found in tmp_path.iterdir()) == ["a", "b"]
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["a", "b"]
     assert path.read_text() == "new\n"
 
 
@@ -232,7 +232,7 @@ def test_new_folder_is_atomic(tmp_path: Path) -> None:
     (tmp_path / "data").symlink_to(tmp_path / "outside")
     with pytest.raises(ZeroDivisionError), new_folder(tmp_path / "data"):
         raise ZeroDivisionError
-    assert sorted(found.name for found in tmp_path.iterdir()) == ["data", "outside"]
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["data", "outside"]
     with new_folder(tmp_path / "data") as making:
         (making / "x").write_text("")
     assert not (tmp_path / "data").is_symlink()

@@ -27,9 +27,9 @@ NAMES = ("torch", "safetensors", "numpy", "regard", "json", "tokenizers", "sitec
 
 @pytest.fixture
 def hostile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The working folder: full of modules that leave a trace when they are imported.
+    """A working folder full of modules that write a trace file when they are imported.
 
-    PYTHONPATH is heeded, and has a torch that ends a process with code 7: what comes after it does not matter here.
+    PYTHONPATH is used and contains a torch that ends the process with code 7, which ends each of these tests.
     """
     for name in NAMES:
         trace = f"open({str(tmp_path / 'imported')!r}, 'a').write({name!r})\nraise SystemExit(9)\n"
@@ -129,7 +129,7 @@ def test_jobs_return_values_and_emit_events(jobs: Any) -> None:
     assert events == [{"step": 0}, {"step": 1}, {"step": 2}]
 
 
-def test_a_job_that_fails_or_dies_costs_no_other(jobs: Any) -> None:
+def test_a_failed_job_does_not_affect_other_jobs(jobs: Any) -> None:
     with ProcessPool([{}]) as pool:
         futures = [
             pool.submit(jobs.add, 1, 1),

@@ -1,4 +1,4 @@
-"""The path of one encoder layer, from token ids to the output of the block: short, and described by docs/tour.md."""
+"""The files of one encoder layer, from token ids to the output of the block, are short and listed in docs/tour.md."""
 
 import ast
 import inspect
@@ -28,9 +28,9 @@ ENCODER_DECODER = {
 
 
 def path() -> dict[str, int]:
-    """The files of the path of an encoder layer, and their lines."""
-    part = TOUR.read_text().split("## One encoder layer")[1].split("\n## ")[0]
-    return {name: lines(name) for name in STEP.findall(part)}
+    """Return the files of an encoder layer that docs/tour.md lists, with their numbers of lines."""
+    section = TOUR.read_text().split("## One encoder layer")[1].split("\n## ")[0]
+    return {name: lines(name) for name in STEP.findall(section)}
 
 
 def lines(name: str) -> int:
@@ -38,7 +38,7 @@ def lines(name: str) -> int:
 
 
 def executed() -> set[CodeType]:
-    """The functions of regard that run from token ids to the output of a stack of encoder layers."""
+    """Return the functions of regard that run from token ids to the output of a stack of encoder layers."""
     model = build(preset("transformer_small", vocab=50)).eval()
     assert isinstance(model, EncoderDecoderModel)
     ids = torch.tensor([[3, 4, 5], [6, 7, 0]])
@@ -60,13 +60,13 @@ def executed() -> set[CodeType]:
 
 
 def test_the_tour_names_files_that_exist() -> None:
-    """A name without a folder stands beside the last one that has a folder."""
-    here, missing = SOURCE, []
+    """A file named without a folder is in the folder of the last name that has one."""
+    last, missing = SOURCE, []
     for name in NAMED.findall(TOUR.read_text()):
         if name in {"tests/unit/test_tour.py", "tests/test_architecture.py"}:
             continue
-        here = (SOURCE / name).parent if "/" in name and (SOURCE / name).exists() else here
-        if not any((folder / name).exists() for folder in (SOURCE, here, *SOURCE.glob("*/"))):
+        last = (SOURCE / name).parent if "/" in name and (SOURCE / name).exists() else last
+        if not any((folder / name).exists() for folder in (SOURCE, last, *SOURCE.glob("*/"))):
             missing.append(name)
     assert missing == []
 
@@ -81,7 +81,7 @@ def test_the_path_of_an_encoder_layer_is_at_most_9_files_and_800_lines() -> None
     assert sum(path().values()) <= 800
 
 
-def test_what_runs_in_an_encoder_layer_is_on_the_path_in_at_most_350_lines() -> None:
+def test_code_that_an_encoder_layer_runs_is_on_the_path_and_at_most_350_lines() -> None:
     codes = executed()
     files = {str(Path(code.co_filename).relative_to(SOURCE)) for code in codes}
     assert files <= path().keys()
@@ -91,13 +91,13 @@ def test_what_runs_in_an_encoder_layer_is_on_the_path_in_at_most_350_lines() -> 
 
 
 def branches_per_100_lines(files: list[Path]) -> float:
-    """The number of if statements and conditional expressions per 100 lines, of all lines."""
+    """Return the number of if statements and conditional expressions per 100 lines."""
     texts = [file.read_text() for file in files]
     nodes = sum(isinstance(node, ast.If | ast.IfExp) for text in texts for node in ast.walk(ast.parse(text)))
     return 100 * nodes / sum(len(text.splitlines()) for text in texts)
 
 
-def test_parts_and_models_have_at_most_5_branches_per_100_lines() -> None:
+def test_modules_and_models_have_at_most_5_branches_per_100_lines() -> None:
     assert branches_per_100_lines([*(SOURCE / "nn").rglob("*.py"), *(SOURCE / "models").rglob("*.py")]) <= 5
 
 

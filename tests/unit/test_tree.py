@@ -73,7 +73,7 @@ def test_specs_are_frozen() -> None:
 
 
 class TestFields:
-    def test_slot_has_no_fields(self) -> None:
+    def test_base_class_has_no_fields(self) -> None:
         assert hints(Spec) == {}
         assert list(hints(Leaf)) == ["size", "rate", "mode", "flag", "scale"]
 
@@ -107,13 +107,13 @@ class TestFields:
     @pytest.mark.parametrize(
         ("field", "value", "path", "words"),
         [
-            ("left", Other(), "left", "needs a part of slot Leaf, not Other()"),
-            ("left", {"kind": "leaf"}, "left", "needs a part of slot Leaf"),  # a record, but nobody is reading records
-            ("many", (Leaf(), Knot()), "many[1]", "needs a part of slot Leaf or a part of slot Other, not Knot()"),
+            ("left", Other(), "left", "needs a spec of type Leaf, not Other()"),
+            ("left", {"kind": "leaf"}, "left", "needs a spec of type Leaf"),  # not converted, because no record is read
+            ("many", (Leaf(), Knot()), "many[1]", "needs a spec of type Leaf or a spec of type Other, not Knot()"),
             ("many", Leaf(), "many", "needs a list"),
             ("pair", (1, 2, 3), "pair", "needs 2 values, not 3"),
             ("pair", (1, 2.5), "pair[1]", "needs a whole number"),
-            ("inner", 3, "inner", "needs a part of slot Knot or nothing (null), not 3 (int)"),
+            ("inner", 3, "inner", "needs a spec of type Knot or nothing (null), not 3 (int)"),
         ],
     )
     def test_wrong_parts_are_refused(self, field: str, value: Any, path: str, words: str) -> None:
@@ -145,9 +145,9 @@ class TestSwap:
         assert swapped.many == (Leaf(1), Leaf(4))
 
     def test_replaces_subclasses_of_a_slot(self) -> None:
-        seen: list[str] = []
-        swap(PRESETS["bert_base"](), Norm, lambda norm: seen.append(norm.kind) or norm)
-        assert set(seen) == {"layer_norm", "no_norm"}
+        kinds: list[str] = []
+        swap(PRESETS["bert_base"](), Norm, lambda norm: kinds.append(norm.kind) or norm)
+        assert set(kinds) == {"layer_norm", "no_norm"}
 
     def test_inner_parts_first(self) -> None:
         order: list[int] = []
@@ -158,7 +158,7 @@ class TestSwap:
 
         swapped = swap(Knot(inner=Knot(inner=Knot(width=2), width=4), width=8), Knot, visit)
         assert order == [2, 4, 8]
-        assert swapped.width == 14  # each saw what had become of its inner part
+        assert swapped.width == 14  # each knot is visited after its inner knot
 
     def test_returns_the_same_tree_if_nothing_changes(self) -> None:
         assert swap(TREE, Needy, lambda needy: needy) is TREE
@@ -172,7 +172,7 @@ class TestSwap:
         assert swapped.many[0] is TREE.many[0]
 
     def test_refuses_a_part_of_another_slot(self) -> None:
-        with pytest.raises(SpecError, match="left: needs a part of slot Leaf"):
+        with pytest.raises(SpecError, match="left: needs a spec of type Leaf"):
             swap(TREE, Leaf, lambda _: Other())
 
 
@@ -193,7 +193,7 @@ class TestEdit:
     def test_accepts_records_and_kind_names_with_parts(self) -> None:
         assert replace_at(TREE, "many[0]", "leaf", PARTS).many == (Leaf(), Leaf(4))
         assert replace_at(TREE, "left", {"kind": "leaf", "size": 6}, PARTS).left == Leaf(6)
-        with pytest.raises(SpecError, match="left: needs a part of slot Leaf"):
+        with pytest.raises(SpecError, match="left: needs a spec of type Leaf"):
             replace_at(TREE, "left", {"kind": "leaf"})
 
     def test_changes_apply_together(self) -> None:
@@ -223,7 +223,7 @@ class TestEdit:
             ("inner.many.size", 1, "inner.many.size", "has no fields"),
             ("width.size", 1, "width.size", "width is 4 (int) and has no fields"),
             ("inner.parts", 3, "inner.parts", "3 does not divide 4"),
-            ("inner.many[1]", Knot(), "inner.many[1]", "needs a part of slot Leaf or a part of slot Other"),
+            ("inner.many[1]", Knot(), "inner.many[1]", "needs a spec of type Leaf or a spec of type Other"),
             ("inner many", 1, "inner many", "is not a path"),
             ("", 1, "", "is not a path"),
         ],
@@ -285,7 +285,7 @@ class TestRecords:
             ({"kind": "leaf", "rate": "1"}, "rate", "needs a number, not '1' (str)"),
             ({"kind": "leaf", "size": -1}, "size", "must be at least 1, not -1"),
             ({"kind": "knot", "left": "other"}, "left.kind", "'other' is not a Leaf; known names: 'leaf'"),
-            ({"kind": "knot", "left": 3}, "left", "needs a part of slot Leaf, not 3 (int)"),
+            ({"kind": "knot", "left": 3}, "left", "needs a spec of type Leaf, not 3 (int)"),
             ({"kind": "knot", "many": "leaf"}, "many", "needs a list, not 'leaf' (str)"),
             ({"kind": "knot", "inner": {"kind": "knot", "many": ["leaf", "othr"]}}, "inner.many[1].kind", "'othr'"),
             (
@@ -321,7 +321,7 @@ class TestRecords:
             ("no_such_module:Thing", "cannot import"),
             ("regard.nn.norm:Nothing", "has no 'Nothing'"),
             (":Thing", "cannot import"),
-            ("regard.nn.norm:Norm", "is not a Norm spec"),  # the slot itself describes nothing
+            ("regard.nn.norm:Norm", "is not a Norm spec"),  # the base class itself
             ("regard.nn.mask:Mask", "is not a Norm spec"),
             ("json:dumps", "is not a Norm spec"),
         ],
@@ -337,8 +337,8 @@ class TestDiff:
         assert diff(TREE, swap(TREE, Leaf, replace)) == []
 
     def test_reports_the_highest_part_that_differs(self) -> None:
-        other = edit(TREE, {"inner.many[0].size": 5, "left": Leaf(2, 0.75), "inner.many[1]": Leaf(), "pair": (1, 3)})
-        assert diff(TREE, other) == [
+        edited = edit(TREE, {"inner.many[0].size": 5, "left": Leaf(2, 0.75), "inner.many[1]": Leaf(), "pair": (1, 3)})
+        assert diff(TREE, edited) == [
             ("left.rate", 0.5, 0.75),
             ("inner.many[0].size", 3, 5),
             ("inner.many[1]", Other("x"), Leaf()),
@@ -350,13 +350,13 @@ class TestDiff:
 
 
 def test_leaves_list_every_path_once_and_agree_with_get_at() -> None:
-    found = dict(leaves(TREE))
-    assert found["kind"] == "knot"
-    assert found["inner.many[1].kind"] == "other"
-    assert found["inner.many[0].size"] == 3
-    assert found["pair[1]"] == 2
-    assert len(found) == len(list(leaves(TREE)))
-    for path, value in found.items():
+    values = dict(leaves(TREE))
+    assert values["kind"] == "knot"
+    assert values["inner.many[1].kind"] == "other"
+    assert values["inner.many[0].size"] == 3
+    assert values["pair[1]"] == 2
+    assert len(values) == len(list(leaves(TREE)))
+    for path, value in values.items():
         if not path.endswith("kind"):
             assert get_at(TREE, path) == value
 

@@ -1,4 +1,4 @@
-"""Weights in and out of a model."""
+"""Copying weights into and out of a model."""
 
 import re
 from pathlib import Path
@@ -77,18 +77,18 @@ def test_import_regard_gives_the_module() -> None:
 
 
 def test_a_state_dict_is_a_source_as_a_module_is() -> None:
-    ours, same, theirs = block(), block(), Layer()
+    ours, from_state_dict, theirs = block(), block(), Layer()
     copy_from(ours, MAPPING, theirs)
-    copy_from(same, MAPPING, theirs.state_dict())
-    assert all(map(torch.equal, ours.parameters(), same.parameters()))
+    copy_from(from_state_dict, MAPPING, theirs.state_dict())
+    assert all(map(torch.equal, ours.parameters(), from_state_dict.parameters()))
 
 
 def test_parts_of_a_fused_projection_can_be_mapped_one_by_one() -> None:
-    ours, same, theirs = block(), block(), Layer()
+    ours, from_parts, theirs = block(), block(), Layer()
     copy_from(ours, MAPPING, theirs)
     parts = {f"branches.0.branch.{name}": name[0] for name in ("query", "key", "value")}
-    copy_from(same, without("branches.0.branch.qkv") | parts, theirs)
-    assert all(map(torch.equal, ours.parameters(), same.parameters()))
+    copy_from(from_parts, without("branches.0.branch.qkv") | parts, theirs)
+    assert all(map(torch.equal, ours.parameters(), from_parts.parameters()))
 
 
 def test_transpose_turns_matrices_and_leaves_biases() -> None:
@@ -132,12 +132,12 @@ def test_stars_stand_for_every_layer() -> None:
     model = build(preset("transformer_tiny", vocab=11), seed=1)
     norms = {name: tensor for name, tensor in unfused(model).items() if ".norm." in name}
     ours = build(preset("transformer_tiny", vocab=11), seed=2)
-    others = {name: tensor for name, tensor in unfused(model).items() if name not in norms}
+    other_weights = {name: tensor for name, tensor in unfused(model).items() if name not in norms}
     renamed = {name.replace("blocks", "layers"): tensor + 1 for name, tensor in norms.items()}
     mapping = {
         f"{side}.blocks.*.branches.*.norm": f"{side}.layers.*.branches.*.norm" for side in ("encoder", "decoder")
     }
-    copy_from(ours, {**others, **mapping}, renamed)
+    copy_from(ours, {**other_weights, **mapping}, renamed)
     assert all(torch.equal(ours.get_parameter(name), tensor + 1) for name, tensor in norms.items())
 
 
@@ -230,11 +230,11 @@ def test_unfused_weights_are_all_weights(name: str) -> None:
     assert not [part for part in parts if re.search(r"\b(qkv|kv|gate_up)\b", part)]
 
 
-def test_what_comes_out_goes_into_another_model() -> None:
+def test_unfused_weights_can_be_copied_into_another_model() -> None:
     spec = regard.replace_at(tiny.narang(), "decoder.pattern[0].branches[2].gated", True)
-    model, other = build(spec, seed=1), build(spec, seed=2)
-    copy_from(other, unfused(model))
-    assert all(map(torch.equal, model.parameters(), other.parameters()))
+    model, copy = build(spec, seed=1), build(spec, seed=2)
+    copy_from(copy, unfused(model))
+    assert all(map(torch.equal, model.parameters(), copy.parameters()))
     parts = unfused(model)
     queries = model.get_parameter("decoder.blocks.0.branches.0.branch.qkv.weight")[:16]
     assert torch.equal(parts["decoder.blocks.0.branches.0.branch.query.weight"], queries)
@@ -243,19 +243,19 @@ def test_what_comes_out_goes_into_another_model() -> None:
 
 
 def sections() -> dict[str, tuple[list[str], list[tuple[str, str]]]]:
-    """The presets and the rows of every table of names in docs/weights.md, by heading."""
+    """Return the presets and the rows of every table of names in docs/weights.md, keyed by heading."""
     page = re.split(r"^## (.*)$", PAGE.read_text(encoding="utf-8"), flags=re.MULTILINE)
-    found = {}
+    tables = {}
     for heading, content in zip(page[1::2], page[2::2], strict=True):
         presets = re.search(r"^Presets: ([^.]*)\.", content, re.MULTILINE)
         if presets:
             table = re.findall(r"^\| `(.*?)` \| (.*) \|$", content, re.MULTILINE)
-            found[heading] = (re.findall(r"`(\w+)`", presets[1]), table)
-    return found
+            tables[heading] = (re.findall(r"`(\w+)`", presets[1]), table)
+    return tables
 
 
 def pattern(name: str) -> re.Pattern[str]:
-    """`{a,b}` is a choice, and `*` a number."""
+    """Convert a pattern of names to a regular expression: `{a,b}` is a choice, and `*` a number."""
     choice = re.sub(r"\{(.*?)\}", lambda match: f"({match[1].replace(',', '|')})", name)
     return re.compile(choice.replace(".", r"\.").replace("*", r"\d+"))
 

@@ -1,4 +1,4 @@
-"""The folder of an ablation: it is locked, links are not followed, and files of others are kept."""
+"""The folder of an ablation: it is locked, links are not followed, and other files are kept."""
 
 from contextlib import ExitStack
 from pathlib import Path
@@ -15,7 +15,7 @@ from regard.recipe.recipe import RecipeRequest
 
 
 class StopError(Exception):
-    """The end of a test."""
+    """Raised to end an ablation in a test."""
 
 
 def begin(folder: Path, request: Any) -> None:

@@ -1,4 +1,4 @@
-"""The ladder: rungs of equal size, path lengths, tables and plots."""
+"""The ladder: models of equal size, path lengths, tables and plots."""
 
 import json
 from dataclasses import replace
@@ -12,7 +12,7 @@ import pytest
 from rich.console import Console
 
 from regard import fast
-from regard.ablation import ladder as climbing
+from regard.ablation import ladder as ladder_module
 from regard.ablation.ladder import BEFORE, FULL, LESS, RUNGS, Ladder, Rung, bar, select_rungs
 from regard.ablation.path_length import Length, path_lengths
 from regard.ablation.report import Mean
@@ -67,7 +67,7 @@ def test_a_transformer_without_a_part_has_the_size_of_the_full_one(name: str) ->
 @pytest.mark.parametrize("name", BEFORE)
 def test_a_predecessor_has_the_size_of_the_transformer(name: str) -> None:
     base: Any = preset("transformer_tiny", vocab=800, **SHALLOW)
-    model: Any = climbing.family(name, base)
+    model: Any = ladder_module.family(name, base)
     model, _ = resized(replace(model, vocab=800), count(base))
     assert abs(count(model) / count(base) - 1) < 0.05
     assert (model.dropout, model.sharing, model.head.label_smoothing) == (
@@ -99,27 +99,27 @@ def test_a_length_is_formatted(each: int, fixed: int, text: str) -> None:
 
 
 def chain(node: Any) -> int:
-    """The longest chain of autograd nodes below one (claim C16)."""
+    """Return the length of the longest chain of autograd nodes below `node`."""
     depth: dict[Any, int] = {}
-    left = [node]
-    while left:
-        here = left[-1]
-        below = [next_ for next_, _ in here.next_functions if next_ is not None]
+    stack = [node]
+    while stack:
+        current = stack[-1]
+        below = [next_ for next_, _ in current.next_functions if next_ is not None]
         waiting = [next_ for next_ in below if next_ not in depth]
         if waiting:
-            left += waiting
+            stack += waiting
         else:
-            depth[here] = 1 + max((depth[next_] for next_ in below), default=0)
-            left.pop()
+            depth[current] = 1 + max((depth[next_] for next_ in below), default=0)
+            stack.pop()
     return depth[node]
 
 
-def measured(model: Any, n: int) -> int:
-    """The chain from the score of the last of n target tokens down to the tables."""
+def chain_length(model: Any, n: int) -> int:
+    """Return the length of the autograd chain from the score of the last of n target tokens to the embedding tables."""
     batch = translation([([5 + i % 4 for i in range(n)], [6 + i % 3 for i in range(n - 1)])])
     assert batch.target.shape[1] == n
     module = build(model, seed=1).eval()
-    fast.install(module)  # one node for each step of a cell
+    fast.install(module)  # with one autograd node per step of a cell
     return chain(module.log_probs(batch)[0, -1, 3].grad_fn)  # type: ignore[operator]
 
 
@@ -132,19 +132,21 @@ def test_the_path_of_a_transformer_does_not_depend_on_the_length(name: str | Non
     model = base if name is None else apply(name, base)
     longest, shortest = path_lengths(model)
     assert (str(longest), str(shortest)) == ("3", "3")
-    result = [measured(model, n) for n in (4, 8, 16)]
-    assert result[0] == result[1] == result[2]
+    lengths = [chain_length(model, n) for n in (4, 8, 16)]
+    assert lengths[0] == lengths[1] == lengths[2]
 
 
 def test_every_layer_makes_the_path_longer_by_one_operation() -> None:
-    result = [measured(preset("transformer_tiny", **SMALL | {"encoder.depth": depth}), 4) for depth in (1, 2, 3, 4)]
+    lengths = [
+        chain_length(preset("transformer_tiny", **SMALL | {"encoder.depth": depth}), 4) for depth in (1, 2, 3, 4)
+    ]
     steps = [path_lengths(preset("transformer_tiny", **SMALL | {"encoder.depth": d}))[0].at(4) for d in (1, 2, 3, 4)]
     assert steps == [2, 3, 4, 5]
-    assert len({b - a for a, b in pairwise(result)}) == 1
+    assert len({b - a for a, b in pairwise(lengths)}) == 1
 
 
 def recurrent(E: int, D: int, direction: Any, attention: bool) -> Recurrent:
-    """A tiny Elman network: all its layers of one width, so that every step is the same operations."""
+    """Return a tiny Elman network. All layers have one width, so that every step has the same operations."""
     scorer = GeneralScore() if attention else None
     encoder = RecurrentEncoder(Elman(), E, 3 if direction == "both" else 6, direction)
     return Recurrent(20, d_model=6, encoder=encoder, decoder=RecurrentDecoder(Elman(), D, attention=scorer))
@@ -154,13 +156,13 @@ def recurrent(E: int, D: int, direction: Any, attention: bool) -> Recurrent:
 @pytest.mark.parametrize("attention", [False, True])
 @pytest.mark.parametrize(("E", "D"), [(1, 1), (2, 2), (2, 1), (1, 2)])
 def test_the_path_of_an_rnn_follows_the_formula(E: int, D: int, direction: str, attention: bool) -> None:
-    """Chains are as many nodes longer as the formula has more steps of one layer."""
+    """The autograd chain grows with n by as many nodes as the formula has additional steps."""
     model = recurrent(E, D, direction, attention)
     longest, shortest = path_lengths(model)
-    result = [measured(model, n) for n in (6, 10, 14)]
-    one = [measured(recurrent(1, 1, "forwards", attention=False), n) for n in (6, 10)]
-    step = (one[1] - one[0]) // 8  # nodes of one step: 2n of them
-    assert result[2] - result[1] == result[1] - result[0] == 4 * step * longest.each
+    lengths = [chain_length(model, n) for n in (6, 10, 14)]
+    smallest = [chain_length(recurrent(1, 1, "forwards", attention=False), n) for n in (6, 10)]
+    step = (smallest[1] - smallest[0]) // 8  # nodes per step: 4 tokens more are 8 steps more
+    assert lengths[2] - lengths[1] == lengths[1] - lengths[0] == 4 * step * longest.each
     assert 0 <= shortest.at(6) <= longest.at(6)
 
 
@@ -169,32 +171,32 @@ def test_the_path_of_an_rnn_follows_the_formula(E: int, D: int, direction: str, 
 )
 @pytest.mark.parametrize("attention", [False, True])
 def test_paths_of_an_rnn_equal_those_of_an_explicit_graph(direction: str, E: int, D: int, attention: bool) -> None:
-    """Every step of every layer is a node; the longest and shortest ways are counted over all edges."""
+    """In the graph, every step of every layer is a node. Longest and shortest paths are searched over all edges."""
     for n in (4, 7):
         longest, shortest = path_lengths(recurrent(E, D, direction, attention))
-        assert counted(direction, E, D, attention, n) == (longest.at(n), shortest.at(n))
+        assert searched_path_lengths(direction, E, D, attention, n) == (longest.at(n), shortest.at(n))
 
 
-def counted(direction: str, E: int, D: int, attention: bool, n: int) -> tuple[int, int]:
-    """(longest from any source token, shortest from the first) to the last output, over an explicit graph."""
-    ways = {"forwards": (1,), "backwards": (-1,), "both": (1, -1)}[direction]
+def searched_path_lengths(direction: str, E: int, D: int, attention: bool, n: int) -> tuple[int, int]:
+    """Return (longest path from any source token, shortest path from the first) to the last output of a graph."""
+    directions = {"forwards": (1,), "backwards": (-1,), "both": (1, -1)}[direction]
     first = {1: 0, -1: n - 1}
     last = {1: n - 1, -1: 0}
 
     def before(node: Any, waits: bool) -> list[Any]:
-        """Return the inputs of a node; if it `waits`, the whole layer below is one of them."""
+        """Return the inputs of a node. If `waits`, they include the whole layer below."""
         kind, layer, t, *way = node
         if kind == "token":
             return []
         needed = range(n) if waits else (t,)
         if kind == "encoder":
-            below = [("encoder", layer - 1, s, w) for s in needed for w in ways] if layer else [("token", 0, t)]
+            below = [("encoder", layer - 1, s, w) for s in needed for w in directions] if layer else [("token", 0, t)]
             return below if t == first[way[0]] else [*below, ("encoder", layer, t - way[0], *way)]
         if kind == "decoder":
-            opened = [("encoder", max(0, E - D + layer), last[w], w) for w in ways]
-            past = [("decoder", layer, t - 1)] if t else opened
+            initial = [("encoder", max(0, E - D + layer), last[w], w) for w in directions]
+            past = [("decoder", layer, t - 1)] if t else initial
             return past + ([("decoder", layer - 1, s) for s in needed] if layer else [])
-        return [("decoder", D - 1, t), *(("encoder", E - 1, s, w) for s in range(n) for w in ways)]  # attention
+        return [("decoder", D - 1, t), *(("encoder", E - 1, s, w) for s in range(n) for w in directions)]  # attention
 
     @cache
     def longest(node: Any) -> int:
@@ -217,9 +219,9 @@ def test_the_path_of_convolutions_is_their_depth(name: str) -> None:
         model: Any = tiny.families()[name]
         return replace(model, **layers)
 
-    result = [measured(deep(2), n) for n in (6, 10, 14)]
-    assert result[0] == result[1] == result[2]
-    deeper = [measured(deep(depth), 6) for depth in (2, 3, 4)]
+    lengths = [chain_length(deep(2), n) for n in (6, 10, 14)]
+    assert lengths[0] == lengths[1] == lengths[2]
+    deeper = [chain_length(deep(depth), 6) for depth in (2, 3, 4)]
     assert deeper[2] - deeper[1] == deeper[1] - deeper[0] > 0
     assert [path_lengths(deep(depth))[0].at(6) for depth in (2, 3, 4)] == [5, 6, 7]
 
@@ -234,11 +236,11 @@ def test_models_without_known_path_lengths_are_refused() -> None:
 def test_lines_of_one_length_stay_in_one_bucket() -> None:
     lengths = [5, 1, 2, 2, 9, 3, 7, 7, 2, 8]
     result = buckets(lengths, 3)
-    assert [one.name for one in result] == ["1-2", "3-5", "7-9"]
-    assert sorted(line for one in result for line in one.lines) == list(range(10))
-    for one in result:
-        assert all(one.least <= lengths[line] <= one.most for line in one.lines)
-    assert [one.name for one in buckets([4, 4, 4])] == ["4"]
+    assert [bucket.name for bucket in result] == ["1-2", "3-5", "7-9"]
+    assert sorted(line for bucket in result for line in bucket.lines) == list(range(10))
+    for bucket in result:
+        assert all(bucket.least <= lengths[line] <= bucket.most for line in bucket.lines)
+    assert [bucket.name for bucket in buckets([4, 4, 4])] == ["4"]
     assert buckets([]) == []
     with pytest.raises(SpecError, match="buckets"):
         buckets([1], 0)
@@ -253,7 +255,7 @@ def test_bars_are_proportional_to_their_values() -> None:
 
 
 def rung(name: str, metric: float | None, **more: Any) -> Rung:
-    nothing: dict[str, Any] = {
+    missing: dict[str, Any] = {
         "low": None,
         "high": None,
         "sd": None,
@@ -261,7 +263,7 @@ def rung(name: str, metric: float | None, **more: Any) -> Rung:
         "tokens_per_second": None,
         "steps": None,
     }
-    known: dict[str, Any] = nothing | {
+    defaults: dict[str, Any] = missing | {
         "seconds": None,
         "buckets": [],
         "curve": [],
@@ -269,13 +271,13 @@ def rung(name: str, metric: float | None, **more: Any) -> Rung:
         "verdict": "worse",
         "note": "",
     }
-    ways: dict[str, Any] = {"path_length": 16, "path": "2n", "shortest_path": 3, "shortest": "3"}
-    return Rung(name=name, about="", parameters=1000, metric=metric, **known | ways | more)
+    paths: dict[str, Any] = {"path_length": 16, "path": "2n", "shortest_path": 3, "shortest": "3"}
+    return Rung(name=name, about="", parameters=1000, metric=metric, **defaults | paths | more)
 
 
-def test_a_ladder_is_shown_and_saved(tmp_path: Path) -> None:
-    inside = [Interval(30.0, 25.0, 35.0, 6), Interval(float("nan"), float("nan"), float("nan"), 0)]
-    done: dict[str, Any] = {"low": 18.0, "high": 22.0, "sd": 1.0, "loss": Mean(2.0, 0.1), "buckets": inside}
+def test_a_ladder_is_printed_and_saved(tmp_path: Path) -> None:
+    by_length = [Interval(30.0, 25.0, 35.0, 6), Interval(float("nan"), float("nan"), float("nan"), 0)]
+    done: dict[str, Any] = {"low": 18.0, "high": 22.0, "sd": 1.0, "loss": Mean(2.0, 0.1), "buckets": by_length}
     done |= {"tokens_per_second": 12345.0, "steps": 40, "seconds": 5.0, "curve": [(20, 3.0), (40, 2.0)]}
     groups = buckets([1, 2, 3, 4, 5, 6], 2)
     rungs = [rung("rnn", None, verdict="diverged"), rung("no_norm", 20.0, **done)]
@@ -294,21 +296,21 @@ def test_a_ladder_is_shown_and_saved(tmp_path: Path) -> None:
         console = Console(width=90 if narrow else 140, file=StringIO())
         console.print(result.table(narrow))
         console.print(result.plot())
-        shown = console.file.getvalue()  # type: ignore[reportAttributeAccessIssue]
-        assert "…" not in shown
-        assert "no_norm      ██████████████████████████████ 20.0" in shown
+        output = console.file.getvalue()  # type: ignore[reportAttributeAccessIssue]
+        assert "…" not in output
+        assert "no_norm      ██████████████████████████████ 20.0" in output
     assert "run the same command again" in page
-    drawn = (tmp_path / "ladder.html").read_text()
-    assert drawn.count("<svg") == 3
-    assert "20.0  (18.0 to 22.0)" in drawn
+    html = (tmp_path / "ladder.html").read_text()
+    assert html.count("<svg") == 3
+    assert "20.0  (18.0 to 22.0)" in html
 
 
 def test_a_metric_that_cannot_be_resampled_is_refused(tmp_path: Path) -> None:
-    settings = climbing.Settings(metric="perplexity")
+    settings = ladder_module.Settings(metric="perplexity")
     with pytest.raises(SpecError, match="--metric: 'perplexity' is not a metric of translations"):
-        climbing.ladder(lambda: pytest.fail("called"), tmp_path / "out", settings=settings)
+        ladder_module.ladder(lambda: pytest.fail("called"), tmp_path / "out", settings=settings)
     assert not (tmp_path / "out").exists()
 
 
 def test_every_rung_has_a_description() -> None:
-    assert all(climbing.about(name) for name in RUNGS)
+    assert all(ladder_module.about(name) for name in RUNGS)

@@ -1,4 +1,4 @@
-"""The script that publishes the ladder: its page and its lines."""
+"""docs/results/ladder.py: the page and the JSON lines that it writes."""
 
 import importlib.util
 import json
@@ -17,13 +17,13 @@ SPEC.loader.exec_module(script)
 
 
 def test_page_states_the_settings_of_the_runs(tmp_path: Path) -> None:
-    found = Ladder([], [], "bleu", 3, None, 60.0, 14, ["NVIDIA H200"], complete=True)
-    page = script.page(found)
+    ladder = Ladder([], [], "bleu", 3, None, 60.0, 14, ["NVIDIA H200"], complete=True)
+    page = script.page(ladder)
     assert page.startswith("# The ladder on Multi30k\n")
     assert "60 seconds of training per run on NVIDIA H200, 3 seeds" in page
     assert page.count("# The ladder") == 1
     (tmp_path / "results.jsonl").write_text('{"hash": "a", "status": "done", "said": ["x"]}\n')
-    run, whole = map(json.loads, script.lines(tmp_path, found))
+    run, whole = map(json.loads, script.lines(tmp_path, ladder))
     assert run == {"hash": "a", "status": "done"}
     assert whole["ladder"]["seeds"] == 3
 

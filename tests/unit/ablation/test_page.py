@@ -26,7 +26,7 @@ def published() -> dict[str, dict[str, str]]:
 def test_published_rows_equal_our_rows_in_order() -> None:
     numbers = {name: variant.row.number for name, variant in VARIANTS.items() if variant.row is not None}
     assert [numbers[name] for name in published()] == list(range(1, 53))
-    for name, row in published().items():  # the printed count is the rounding or the floor of one of the two exact ones
+    for name, row in published().items():  # the published count is one of our two exact counts, rounded
         known = VARIANTS[name].row
         assert known is not None
         assert any(abs(exact / 1e6 - float(row["params_m"])) < 1 for exact in (known.parameters, known.learned)), name
@@ -37,9 +37,9 @@ def test_published_rows_equal_our_rows_in_order() -> None:
     [([1, 2, 3, 4], [10, 20, 30, 40], 1.0), ([1, 2, 3, 4], [4, 3, 2, 1], -1.0), ([1, 1, 2], [1, 2, 3], 0.8660254)],
 )
 def test_rank_correlation(a: list[float], b: list[float], expected: float) -> None:
-    found, chance = table.correlation(a, b, draws=50)
-    assert found == pytest.approx(expected)
-    assert 0 < chance <= 1
+    correlation, p_value = table.correlation(a, b, draws=50)
+    assert correlation == pytest.approx(expected)
+    assert 0 < p_value <= 1
 
 
 def test_a_page_of_an_incomplete_table(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Rows, run hashes, token stores and stored results."""
+"""Rows, run hashes, tokenised text and stored results of ablations."""
 
 import importlib
 import json
@@ -57,8 +57,8 @@ class MyNorm(Norm):
 
 
 @pytest.fixture(autouse=True)
-def single() -> None:
-    """Training is in float32."""
+def float32_by_default() -> None:
+    """Train in float32."""
     torch.set_default_dtype(torch.float32)
 
 
@@ -70,8 +70,8 @@ def request(folder: Path, *more: str, **tables: object) -> RecipeRequest:
         "model": {"preset": "transformer_tiny", "dropout": 0.0},
         "data": {"train": [{"kind": "tsv", "path": str(folder / "text.tsv")}]},
     }
-    given = {change.partition("=")[0] for change in more}
-    return request_from_record(record | tables, (*(c for c in CHANGES if c.partition("=")[0] not in given), *more))
+    overridden = {change.partition("=")[0] for change in more}
+    return request_from_record(record | tables, (*(c for c in CHANGES if c.partition("=")[0] not in overridden), *more))
 
 
 def prepared(folder: Path, *more: str) -> tuple[plan.Text, Recipe]:
@@ -82,7 +82,7 @@ def prepared(folder: Path, *more: str) -> tuple[plan.Text, Recipe]:
 
 
 def order_in(folder: Path) -> dict[str, Any]:
-    """Return the job of a worker in the folder `abc`."""
+    """Return the `order` argument of `single_run.run` for a run in the folder `abc`."""
     text, recipe = prepared(folder)
     return {
         "folder": str(folder / "abc"),
@@ -110,9 +110,11 @@ def test_rows_are_names_groups_or_all() -> None:
     assert set(table) < set(every)
 
 
-@pytest.mark.parametrize(("word", "says"), [("swigloo", "'swiglu'"), ("activations", "'activation'"), ("", "nothing")])
-def test_an_unknown_row_suggests_the_nearest_name(word: str, says: str) -> None:
-    with pytest.raises(SpecError, match=says):
+@pytest.mark.parametrize(
+    ("word", "message"), [("swigloo", "'swiglu'"), ("activations", "'activation'"), ("", "nothing")]
+)
+def test_an_unknown_row_suggests_the_nearest_name(word: str, message: str) -> None:
+    with pytest.raises(SpecError, match=message):
         rows.select_rows(f"gelu,{word}")
 
 
@@ -153,18 +155,18 @@ def test_learned_positions_cover_the_longest_text(tmp_path: Path) -> None:
 @pytest.mark.parametrize("match", ["parameters", "compute"])
 def test_match_scales_the_hidden_width(tmp_path: Path, match: str) -> None:
     text, recipe = prepared(tmp_path, "model.d_model=64")
-    free, builder = (rows.RowBuilder(recipe, text.data, which) for which in ("none", match))
+    unscaled_builder, builder = (rows.RowBuilder(recipe, text.data, which) for which in ("none", match))
     sizes: dict[str, Callable[[rows.Row], float]] = {
         "parameters": lambda row: float(row.parameters),
         "compute": lambda row: row.operations,
     }
     size, base = sizes[match], builder.base
     for name in ("swiglu", "shaw", "untied"):
-        row, loose = builder.row(name), free.row(name)
+        row, unscaled = builder.row(name), unscaled_builder.row(name)
         if abs(size(row) / size(base) - 1) > 0.01:
             assert "not matched" in row.note
-            assert f"{size(loose) / size(base):.2f}" in row.note
-        elif abs(size(loose) / size(base) - 1) > 0.01:
+            assert f"{size(unscaled) / size(base):.2f}" in row.note
+        elif abs(size(unscaled) / size(base) - 1) > 0.01:
             assert "hidden width" in row.note
         assert row.model is None or row.parameters == count(row.model)
     if match == "parameters":
@@ -219,27 +221,27 @@ def test_text_is_tokenised_once(tmp_path: Path) -> None:
         plan.tokenised(result, tmp_path / "data")
 
 
-def test_another_tokenizer_in_the_same_file_is_another_store(tmp_path: Path) -> None:
+def test_a_changed_tokenizer_file_gives_other_tokenised_text(tmp_path: Path) -> None:
     file = tmp_path / "tokenizer.json"
     change = f"data.tokenizer={{kind = 'imported', path = '{file}'}}"
     stores = []
     for vocabulary in (262, 270):
-        made = plan.tokenised(
+        text = plan.tokenised(
             request(tmp_path, f"data.tokenizer={{kind = 'bpe', vocab = {vocabulary}}}"), tmp_path / "d"
         )
-        made.data.tokenizers["source"].save(file)
+        text.data.tokenizers["source"].save(file)
         stores.append(plan.tokenised(request(tmp_path, change), tmp_path / "data"))
-        assert stores[-1].data.tokenizers["source"].size == made.data.tokenizers["source"].size
+        assert stores[-1].data.tokenizers["source"].size == text.data.tokenizers["source"].size
     assert stores[0].folder != stores[1].folder
     assert stores[0].fingerprint != stores[1].fingerprint
     file.rename(tmp_path / "elsewhere.json")
     again = plan.tokenised(request(tmp_path, change.replace("/tokenizer.json", "/elsewhere.json")), tmp_path / "data")
-    assert again.folder == stores[1].folder  # wherever it is
+    assert again.folder == stores[1].folder  # the path does not matter
     with pytest.raises(DataError, match=r"data\.tokenizer\.path: cannot read .*tokenizer\.json"):
         plan.tokenised(request(tmp_path, change), tmp_path / "data")
 
 
-def test_an_unreadable_text_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_error_about_an_unreadable_text_contains_the_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(path: Path) -> str:
         raise OSError(5, "Input/output error")
 
@@ -284,8 +286,8 @@ def test_every_training_setting_is_used_or_refused(tmp_path: Path, name: str) ->
         with pytest.raises(SpecError, match=f"train.{name}: is not used here: every run trains for all its steps"):
             plan.check_changes([f"train.{name}=3"], result, steps=False)
         assert plan.training(replace(after, steps=160), None) == plan.training(replace(before, steps=160), None)
-        messages = plan.unused(replace(result, train=after))
-        assert f"train.{name}" in messages or TRAINING[name] == getattr(default_train(Translation()), name)
+        message = plan.unused(replace(result, train=after))
+        assert f"train.{name}" in message or TRAINING[name] == getattr(default_train(Translation()), name)
     else:
         plan.check_changes([f"train.{name}=3"], result, steps=False)
         assert getattr(plan.training(replace(after, steps=after.steps or 160), None), name) == TRAINING[name]
@@ -303,14 +305,14 @@ def test_every_data_setting_changes_the_run_hash(tmp_path: Path, name: str) -> N
     changed = replace(result, data=replace(result.data, **{name: value}))
     assert {*DATA, "objective"} == {field.name for field in fields(DataSpec)}  # the objective is that of the files
     plan.check_changes([f"data.{name}=3"], changed, steps=False)
-    store = plan.tokenised(changed, tmp_path / "data")
-    after = resolve(changed, store.data, torch.device("cpu"), lambda _: None)
-    after = replace(after, train=recipe.train)
-    assert plan.run_hash(after, store.fingerprint) != plan.run_hash(recipe, text.fingerprint)
+    new_text = plan.tokenised(changed, tmp_path / "data")
+    new_recipe = resolve(changed, new_text.data, torch.device("cpu"), lambda _: None)
+    new_recipe = replace(new_recipe, train=recipe.train)
+    assert plan.run_hash(new_recipe, new_text.fingerprint) != plan.run_hash(recipe, text.fingerprint)
 
 
 @pytest.mark.parametrize(
-    ("change", "says"),
+    ("change", "message"),
     [
         ("decode.beam_size=4", "greedy"),
         ("decode={kind = 'sample'}", "greedy"),
@@ -318,20 +320,20 @@ def test_every_data_setting_changes_the_run_hash(tmp_path: Path, name: str) -> N
         ("train.seed=5", "--seeds"),
     ],
 )
-def test_changes_without_effect_are_refused(tmp_path: Path, change: str, says: str) -> None:
+def test_changes_without_effect_are_refused(tmp_path: Path, change: str, message: str) -> None:
     result = request(tmp_path)
     held_out = replace(result, data=replace(result.data, valid=result.data.train))
-    with pytest.raises(SpecError, match=says):
+    with pytest.raises(SpecError, match=message):
         plan.check_changes([change], held_out, steps=True)
     plan.check_changes(["model.d_model=16", "d_model=16", "train.decode=3"], held_out, steps=True)
 
 
 def test_unused_settings_of_a_recipe_are_reported(tmp_path: Path) -> None:
     assert plan.unused(request(tmp_path)) == ""
-    messages = plan.unused(
+    message = plan.unused(
         request(tmp_path, "train.patience=7", "train.average=9", "train.keep=9", "decode.beam_size=3")
     )
-    assert messages.startswith("not used from the recipe: train.keep, train.average, train.patience, decode; every run")
+    assert message.startswith("not used from the recipe: train.keep, train.average, train.patience, decode; every run")
 
 
 def test_the_base_has_three_times_the_seeds(tmp_path: Path) -> None:
@@ -347,7 +349,7 @@ def test_the_base_has_three_times_the_seeds(tmp_path: Path) -> None:
     assert {job.seed for job in searches} == {plan.SEARCH_SEED}
 
 
-def test_training_has_fixed_points() -> None:
+def test_training_has_fixed_validations_and_no_early_stopping() -> None:
     spec = plan.training(TrainSpec(steps=400, schedule=InverseSqrt(100), patience=5, average=5), None)
     assert (spec.validate_every, plan.early_step(spec)) == (25, 50)
     assert (spec.patience, spec.average, spec.schedule) == (0, 1, InverseSqrt(100))
@@ -358,12 +360,12 @@ def test_training_has_fixed_points() -> None:
     assert plan.early_step(odd) % (odd.validate_every or 0) == 0
 
 
-def test_rates_of_both_halves_of_muon_are_scaled() -> None:
+def test_scaling_changes_both_learning_rates_of_muon() -> None:
     result = Muon(learning_rate=0.1, rest=AdamW(learning_rate=0.2)).scaled(0.5)
     assert (result.learning_rate, result.rest.learning_rate) == (0.05, 0.1)
 
 
-def test_a_run_is_measured_and_resumed_to_the_same_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_resumed_run_gives_the_same_results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(single_run, "RARE", CheckpointPolicy(final=False))
     order = order_in(tmp_path)
     whole = single_run.run(order, lambda _: None)
@@ -429,12 +431,12 @@ def test_a_worker_reports_that_it_waits_for_a_locked_folder(tmp_path: Path) -> N
 def test_results_are_read_from_the_list_and_the_run_folders(tmp_path: Path) -> None:
     scores = {"scores": {"loss": 1.0}, "loss": 1.0, "early": {"loss": 2.0}, "curve": [], "steps": 5}
     scores |= {"steps_per_second": 1.0, "device": "cpu"}
-    one, two = {"hash": "1", "status": DONE, **scores}, {"hash": "2", "status": FAILED, "error": "no"}
+    done, failed = {"hash": "1", "status": DONE, **scores}, {"hash": "2", "status": FAILED, "error": "no"}
     results = Results(tmp_path)
-    results.add(one)
-    results.add(two)
+    results.add(done)
+    results.add(failed)
     with open(tmp_path / "results.jsonl", "a") as file:
-        file.write('nonsense\n{"hash": "9"}\n{"hash": "3", "sta')  # and a line that was cut short
+        file.write('nonsense\n{"hash": "9"}\n{"hash": "3", "sta')  # invalid lines, and a line that was cut off
     (tmp_path / "runs" / "4").mkdir(parents=True)
     (tmp_path / "runs" / "4" / "result.json").write_text(json.dumps({"hash": "4", "status": DONE, **scores}))
     again = Results(tmp_path)
@@ -442,7 +444,7 @@ def test_results_are_read_from_the_list_and_the_run_folders(tmp_path: Path) -> N
     again.add({"hash": "2", "status": DONE, **scores})
     last = Results(tmp_path)
     assert last.get("2") == {"hash": "2", "status": DONE, **scores}
-    assert not Results(tmp_path, "rougeL").finished("2")  # it was not measured by that
+    assert not Results(tmp_path, "rougeL").finished("2")  # it was not measured with this metric
     assert last.get("9") is None
     assert (tmp_path / "results.jsonl").read_text().endswith("\n")
 
@@ -489,19 +491,19 @@ def test_a_metric_that_the_task_lacks_is_refused() -> None:
 
 
 def test_a_gpu_gets_packed_rows_by_default(tmp_path: Path) -> None:
-    """Only the choice is tried here, for which no GPU is needed."""
+    """Only the choice of batching is tested, which needs no GPU."""
     cuda, messages = torch.device("cuda"), []
     text, _ = prepared(tmp_path)
-    free = request(tmp_path)
-    free = replace(free, data=replace(free.data, batching=None))
-    result = resolve(free, text.data, cuda, messages.append).data.batching
+    default = request(tmp_path)
+    default = replace(default, data=replace(default.data, batching=None))
+    batching = resolve(default, text.data, cuda, messages.append).data.batching
     longest = max(int(text.data.train[0][n].lengths.max()) - (n == "target") for n in ("source", "target"))
-    assert isinstance(result, Packing)
-    assert result.length == max(128, -(-longest // 8) * 8)
-    assert any(f"packed into rows of {result.length}" in sentence for sentence in messages)
-    assert isinstance(resolve(free, text.data, cuda, messages.append, packs=False).data.batching, Buckets)
-    assert isinstance(resolve(free, text.data, torch.device("cpu"), messages.append).data.batching, Buckets)
-    assert resolve(request(tmp_path), text.data, cuda, messages.append).data.batching == Packing(200, result.length)
-    for more in ("data.batching.tokens=50", "data.batching=buckets"):  # too few for a row; messages
+    assert isinstance(batching, Packing)
+    assert batching.length == max(128, -(-longest // 8) * 8)
+    assert any(f"packed into rows of {batching.length}" in sentence for sentence in messages)
+    assert isinstance(resolve(default, text.data, cuda, messages.append, packs=False).data.batching, Buckets)
+    assert isinstance(resolve(default, text.data, torch.device("cpu"), messages.append).data.batching, Buckets)
+    assert resolve(request(tmp_path), text.data, cuda, messages.append).data.batching == Packing(200, batching.length)
+    for more in ("data.batching.tokens=50", "data.batching=buckets"):  # too few tokens; padding requested
         small = request(tmp_path, more)
         assert isinstance(resolve(small, text.data, cuda, messages.append).data.batching, Buckets)

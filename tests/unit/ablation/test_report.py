@@ -1,4 +1,4 @@
-"""The table in all its forms."""
+"""The report of an ablation: Markdown, JSON, terminal table and HTML page."""
 
 import io
 import json
@@ -48,7 +48,7 @@ def example(failed: bool = True) -> Report:
     return Report(lines, spread, 3, 100, 10, 20, "bleu", ["cpu"])
 
 
-def test_markdown_has_a_row_for_every_row() -> None:
+def test_markdown_has_one_line_per_model() -> None:
     text = example().markdown()
     table = [line for line in text.splitlines() if line.startswith("|")]
     assert len(table) == 2 + 7
@@ -76,11 +76,11 @@ def test_the_terminal_table_cuts_no_cell(width: int, narrow: bool) -> None:
     text = console.export_text()
     assert "…" not in text
     assert "bad <b>" in text
-    assert "[" in text  # intervals are no markup
+    assert "[" in text  # intervals are not read as markup
 
 
 def svgs(text: str) -> list[ElementTree.Element]:
-    return [ElementTree.fromstring(found) for found in re.findall(r"<svg.*?</svg>", text, re.DOTALL)]
+    return [ElementTree.fromstring(svg) for svg in re.findall(r"<svg.*?</svg>", text, re.DOTALL)]
 
 
 def labels(picture: ElementTree.Element) -> list[str]:
@@ -104,7 +104,7 @@ def test_the_page_needs_no_other_file_and_its_pictures_have_titles() -> None:
         assert picture.get("aria-label")
         assert not re.search(r"#0[1-7]0[1-7]0[1-7]|#000000", ElementTree.tostring(picture, encoding="unicode"))
     assert next(label for label in labels(effects) if label in VERDICTS) == "good"
-    assert {*VERDICTS.keys() - {"bad <b>"}, "bad <b> (+1.96)"} <= set(labels(effects))  # one is off the scale
+    assert {*VERDICTS.keys() - {"bad <b>"}, "bad <b> (+1.96)"} <= set(labels(effects))  # one effect is off the scale
     assert {"base", *VERDICTS, "training steps"} <= set(labels(curves))
     assert "var(--base)" in ElementTree.tostring(curves, encoding="unicode")
 
@@ -178,15 +178,15 @@ def check_numbers(text: str) -> None:
 @given(st.lists(st.tuples(CURVE, LOSS, LOSS, LOSS), min_size=1, max_size=4))
 def test_a_page_is_drawn_whatever_the_numbers_are(rows: list[Any]) -> None:
     report = example(failed=False)
-    some = report.lines[1].effect
-    assert some is not None
+    known_effect = report.lines[1].effect
+    assert known_effect is not None
     lines = [
         replace(
             report.lines[i % 6],
             name=f"row {i}",
             curve=curve,
             final=Mean.of([final, final]),
-            effect=None if i == 0 else replace(some, effect=effect, low=low, high=effect),
+            effect=None if i == 0 else replace(known_effect, effect=effect, low=low, high=effect),
         )
         for i, (curve, final, effect, low) in enumerate(rows)
     ]

@@ -32,7 +32,7 @@ def runs(values: np.ndarray) -> dict[int, float]:
     return dict(enumerate(values.tolist(), 1))
 
 
-def drawn(seed: int, shape: tuple[int, int, int], tau: float, sd: np.ndarray | None = None) -> np.ndarray:
+def simulate_tables(seed: int, shape: tuple[int, int, int], tau: float, sd: np.ndarray | None = None) -> np.ndarray:
     """Simulate losses (tables, 1 + rows, 3 x seeds) of a base and rows; standard deviations are 1 if not given."""
     count, rows, seeds = shape
     rng = np.random.default_rng(seed)
@@ -40,19 +40,19 @@ def drawn(seed: int, shape: tuple[int, int, int], tau: float, sd: np.ndarray | N
     return noise + tau * rng.standard_normal((count, 1, 3 * seeds)) + 5.0
 
 
-def draw(rng: np.random.Generator, rows: int, seeds: int, tau: float, planted: float = 0.0) -> tuple[dict, dict]:
-    """Simulate one table; the first row has the effect `planted`."""
-    y = drawn(int(rng.integers(2**31)), (1, rows, seeds), tau)[0]
+def simulate(rng: np.random.Generator, rows: int, seeds: int, tau: float, planted: float = 0.0) -> tuple[dict, dict]:
+    """Simulate the losses of a base and rows. The first row has the true effect `planted`."""
+    y = simulate_tables(int(rng.integers(2**31)), (1, rows, seeds), tau)[0]
     y[1] += planted
     return runs(y[0]), {f"row {r}": runs(y[r, :seeds]) for r in range(1, rows + 1)}
 
 
 def alarms(tables: np.ndarray, seeds: int) -> np.ndarray:
-    """Return a mask (tables, rows) of verdicts other than none; tables with the same rows in the pool share a fit."""
+    """Return a mask (tables, rows) of verdicts other than NONE. Tables with the same pool share a fit."""
     base, rows, further = tables[:, 0, :seeds], tables[:, 1:, :seeds], tables[:, 0, seeds:]
     count = rows.shape[1]
-    masks = np.array([steady(*one) for one in zip(base, rows, further, strict=True)])
-    found = np.zeros(masks.shape, dtype=bool)
+    masks = np.array([steady(*arrays) for arrays in zip(base, rows, further, strict=True)])
+    significant = np.zeros(masks.shape, dtype=bool)
     for mask in np.unique(masks, axis=0):
         at = np.flatnonzero((masks == mask).all(1))
         rule = Rule(LEVEL, int((~mask).sum()))
@@ -61,22 +61,22 @@ def alarms(tables: np.ndarray, seeds: int) -> np.ndarray:
         ]
         if mask.any():
             fits.append((np.flatnonzero(mask), paired(base[at], rows[at][:, mask], further[at]), True))
-        for names, fit, alike in fits:
+        for names, fit, in_pool in fits:
             pooled, own = fit.errors()
-            # A t value below the normal's limit is never found: only the others are looked at one by one.
-            least = stats.norm.isf(LEVEL / 2 / np.array([1 if rule.alone(alike, count) else count, rule.confirms]))
-            near = (np.abs(fit.effect) >= least[0] * pooled[0]) | rule.alone(alike, count)
-            near &= np.abs(fit.effect) >= (0 if rule.alone(alike, count) else least[1]) * own[0]
+            # An effect below the normal distribution's limit is never significant. Test only the others.
+            least = stats.norm.isf(LEVEL / 2 / np.array([1 if rule.alone(in_pool, count) else count, rule.confirms]))
+            near = (np.abs(fit.effect) >= least[0] * pooled[0]) | rule.alone(in_pool, count)
+            near &= np.abs(fit.effect) >= (0 if rule.alone(in_pool, count) else least[1]) * own[0]
             near &= np.abs(fit.effect) >= stats.norm.isf(LEVEL / 2) * own[0]
             for i, j in np.argwhere(near):
                 first, second = (Error(float(size[i, j]), float(df[i, j])) for size, df in (pooled, own))
-                p = rule.p_value(Estimate(float(fit.effect[i, j]), first, second, alike), count)
-                found[at[i], names[j]] = p <= LEVEL
-    return found
+                p = rule.p_value(Estimate(float(fit.effect[i, j]), first, second, in_pool), count)
+                significant[at[i], names[j]] = p <= LEVEL
+    return significant
 
 
-def most(count: int) -> float:
-    """Return the bound that the share of false alarms of a rule of level 5 % exceeds in 1 of 700 simulations."""
+def most_alarms(count: int) -> float:
+    """Return the bound that the fraction of false alarms at a level of 5 % exceeds in 1 of 700 simulations."""
     return LEVEL + 3 * math.sqrt(LEVEL * (1 - LEVEL) / count)
 
 
@@ -85,18 +85,18 @@ def most(count: int) -> float:
     ("rows", "seeds", "tau"), [(4, 3, 0.0), (12, 3, 0.0), (12, 3, 2.0), (52, 3, 0.0), (12, 5, 0.0)]
 )
 def test_false_alarms_are_at_most_5_percent_with_a_noisy_row(rows: int, seeds: int, tau: float, ratio: float) -> None:
-    """With the pooled variance alone it would be 12 to 40 %: one row is 2.5 to 10 times as noisy."""
+    """With the pooled variance alone, 12 to 40 % would be false alarms if a row is 2.5 to 10 times as noisy."""
     count = 1000
     sd = np.ones(rows + 1)
     sd[1] = ratio
-    assert alarms(drawn(7, (count, rows, seeds), tau, sd), seeds).any(1).mean() <= most(count)
+    assert alarms(simulate_tables(7, (count, rows, seeds), tau, sd), seeds).any(1).mean() <= most_alarms(count)
 
 
 @pytest.mark.parametrize("seeds", [3, 5])
 def test_false_alarms_are_at_most_5_percent_with_a_noisy_base(seeds: int) -> None:
     sd = np.ones(13)
     sd[0] = 3.0
-    assert alarms(drawn(8, (1000, 12, seeds), 0.0, sd), seeds).any(1).mean() <= most(1000)
+    assert alarms(simulate_tables(8, (1000, 12, seeds), 0.0, sd), seeds).any(1).mean() <= most_alarms(1000)
 
 
 @pytest.mark.parametrize(("rows", "seeds", "tau"), [(1, 2, 0.0), (1, 3, 0.0), (1, 5, 5.0), (4, 2, 1.0), (2, 3, 1.0)])
@@ -104,14 +104,14 @@ def test_false_alarms_of_few_rows(rows: int, seeds: int, tau: float) -> None:
     for ratio in (1.0, 3.0):
         sd = np.ones(rows + 1)
         sd[1] = ratio
-        assert alarms(drawn(9, (1000, rows, seeds), tau, sd), seeds).any(1).mean() <= most(1000)
+        assert alarms(simulate_tables(9, (1000, rows, seeds), tau, sd), seeds).any(1).mean() <= most_alarms(1000)
 
 
 @pytest.mark.parametrize(("rows", "seeds", "tau"), [(4, 3, 0.0), (12, 3, 2.0), (12, 5, 0.0)])
 def test_the_detectable_effect_is_detected_with_its_power(rows: int, seeds: int, tau: float) -> None:
     rng = np.random.default_rng(3)
-    stated = [compare(*draw(rng, rows, seeds, tau))[0]["row 2"].detectable for _ in range(5)]
-    tables = drawn(4, (500, rows, seeds), tau)
+    stated = [compare(*simulate(rng, rows, seeds, tau))[0]["row 2"].detectable for _ in range(5)]
+    tables = simulate_tables(4, (500, rows, seeds), tau)
     tables[:, 1] -= float(np.median(stated))
     assert abs(alarms(tables, seeds)[:, 0].mean() - 0.8) < 0.1
 
@@ -119,7 +119,8 @@ def test_the_detectable_effect_is_detected_with_its_power(rows: int, seeds: int,
 def test_pairing_increases_precision_only_with_shared_seed_effects() -> None:
     rng = np.random.default_rng(0)
     error = {
-        tau: np.mean([estimate(*draw(rng, 12, 3, tau))[0]["row 1"].pooled.size for _ in range(60)]) for tau in (0, 10)
+        tau: np.mean([estimate(*simulate(rng, 12, 3, tau))[0]["row 1"].pooled.size for _ in range(60)])
+        for tau in (0, 10)
     }
     assert error[10] < 1.1 * math.sqrt(2 / 3)  # means against means: sqrt(101 * 4 / 9)
     assert error[0] < 1.1 * math.sqrt(4 / 9)  # all runs of the base count
@@ -127,7 +128,7 @@ def test_pairing_increases_precision_only_with_shared_seed_effects() -> None:
 
 def test_effects_and_standard_errors_are_unbiased() -> None:
     for tau in (0.0, 1.0):
-        tables = drawn(1, (3000, 8, 3), tau)
+        tables = simulate_tables(1, (3000, 8, 3), tau)
         tables[:, 1] += 2.0
         fit = paired(tables[:, 0, :3], tables[:, 1:, :3], tables[:, 0, 3:])
         effects = fit.effect[:, 0]
@@ -139,7 +140,7 @@ def test_effects_and_standard_errors_are_unbiased() -> None:
 def test_the_own_standard_error_is_right_for_a_noisy_row() -> None:
     sd = np.ones(13)
     sd[1] = 4.0
-    tables = drawn(2, (3000, 12, 3), 1.0, sd)
+    tables = simulate_tables(2, (3000, 12, 3), 1.0, sd)
     fit = paired(tables[:, 0, :3], tables[:, 1:, :3], tables[:, 0, 3:])
     _, (own, _) = fit.errors()
     for row, true in ((0, fit.effect[:, 0].std()), (1, fit.effect[:, 1].std())):
@@ -154,37 +155,37 @@ def test_paired_estimates_by_hand() -> None:
     rows = {
         str(i): {1: 1.0 + shift + e, 2: 3.0 + shift - e} for i, (shift, e) in enumerate(zip(shifts, noise, strict=True))
     }
-    found, spread = estimate(base, rows)
+    estimates, spread = estimate(base, rows)
     e = np.array([0.0, *noise])
     residual = 2 * ((e - e.mean()) ** 2).sum() / 5
     assert spread.rest == pytest.approx(math.sqrt(residual))
     assert spread.paired == pytest.approx(1.0, abs=1e-6)
     for i, shift in enumerate(shifts):
-        assert found[str(i)].effect == pytest.approx(shift, abs=1e-6)
-        # Against the mean of the others; what these vary by is taken off, as far as that leaves something.
+        assert estimates[str(i)].effect == pytest.approx(shift, abs=1e-6)
+        # The variance against the mean of the others, minus the variance of that mean, but at most reduced to 5/6.
         against = 2 * (6 / 5 * (e[i + 1] - e.mean())) ** 2
         own = max(against - residual / 5, against * 5 / 6)
         of_base = 2 * (6 / 5 * (e[0] - e.mean())) ** 2
         of_base = max(of_base - residual / 5, of_base * 5 / 6)
-        assert found[str(i)].pooled.size == pytest.approx(math.sqrt((residual + of_base) / 2), rel=0.01)
-        assert found[str(i)].own.size == pytest.approx(math.sqrt((own + of_base) / 2), rel=0.01)
+        assert estimates[str(i)].pooled.size == pytest.approx(math.sqrt((residual + of_base) / 2), rel=0.01)
+        assert estimates[str(i)].own.size == pytest.approx(math.sqrt((own + of_base) / 2), rel=0.01)
 
 
 def test_welch_estimates_by_hand() -> None:
     """One row of three seeds: Welch's t, with the fewest degrees of freedom."""
     base, row = {1: 1.0, 2: 2.0, 3: 3.0, 4: 2.0}, {1: 9.0, 2: 9.5, 3: 10.0}
     estimates, spread = estimate(base, {"a": row})
-    found = estimates["a"]
-    assert found.effect == pytest.approx(7.5)
-    assert found.own.size == pytest.approx(math.sqrt(0.25 / 3 + (2 / 3) / 4))
-    assert found.own.freedom == 2
+    result = estimates["a"]
+    assert result.effect == pytest.approx(7.5)
+    assert result.own.size == pytest.approx(math.sqrt(0.25 / 3 + (2 / 3) / 4))
+    assert result.own.freedom == 2
     assert spread.paired is None
-    assert found.own.p_value(found.effect) == pytest.approx(2 * stats.t.sf(7.5 / found.own.size, 2))
+    assert result.own.p_value(result.effect) == pytest.approx(2 * stats.t.sf(7.5 / result.own.size, 2))
 
 
 def test_a_very_noisy_row_is_excluded_from_the_pooled_variance() -> None:
     rng = np.random.default_rng(5)
-    base, rows = draw(rng, 6, 3, 0.0)
+    base, rows = simulate(rng, 6, 3, 0.0)
     alone, _ = compare(base, rows)
     wild = {"wild": {1: 5.0, 2: 90.0, 3: 400.0}}
     together, _ = compare(base, rows | wild)
@@ -196,13 +197,13 @@ def test_a_very_noisy_row_is_excluded_from_the_pooled_variance() -> None:
 def test_verdicts_agree_with_intervals() -> None:
     rng = np.random.default_rng(7)
     for _ in range(4):
-        base, rows = draw(rng, 8, 3, 1.0)
+        base, rows = simulate(rng, 8, 3, 1.0)
         rows["good"] = {seed: base[seed] - rng.normal(3.0, 1.0) for seed in (1, 2, 3)}
         rows["bad"] = {seed: base[seed] + rng.normal(60.0, 1.0) for seed in (1, 2, 3)}
         effects, _ = compare(base, rows)
-        for one in effects.values():
-            assert (one.low <= 0 <= one.high) == (one.verdict == NONE)
-            assert one.p_value <= one.adjusted
+        for effect in effects.values():
+            assert (effect.low <= 0 <= effect.high) == (effect.verdict == NONE)
+            assert effect.p_value <= effect.adjusted
         assert effects["bad"].verdict == WORSE
         assert effects["good"].verdict in (BETTER, NONE)
         turned, _ = compare(base, rows, lower_is_better=False)
@@ -217,10 +218,10 @@ def test_identical_runs_have_no_difference() -> None:
     assert spread.seeds == 0
 
 
-def at_p(pooled: float, own: float, alike: bool = True) -> Estimate:
-    """Return an effect of 1 with these p-values."""
+def at_p(pooled: float, own: float, in_pool: bool = True) -> Estimate:
+    """Return an effect of 1 with the p-values `pooled` and `own`."""
     first, second = (Error(1 / critical(p, 1000.0), 1000.0) for p in (pooled, own))
-    return Estimate(1.0, first, second, alike)
+    return Estimate(1.0, first, second, in_pool)
 
 
 def test_holm_by_hand() -> None:
@@ -235,13 +236,13 @@ def test_many_rows_need_both_variances() -> None:
     rule = Rule(LEVEL)
     others = [at_p(0.9, 0.9)] * 9
     both, only_pooled, only_own = at_p(0.001, 0.009), at_p(0.001, 0.011), at_p(0.006, 0.001)
-    for one, expected in ((both, 5 * 0.009), (only_pooled, 5 * 0.011), (only_own, 10 * 0.006)):
-        adjusted, left = step_down([*others, one], rule)
+    for row, expected in ((both, 5 * 0.009), (only_pooled, 5 * 0.011), (only_own, 10 * 0.006)):
+        adjusted, left = step_down([*others, row], rule)
         assert adjusted[-1] == pytest.approx(expected)
         assert left[-1] == 10
-        half = rule.half(one.pooled, one.own, True, 10)
+        half = rule.half(row.pooled, row.own, True, 10)
         assert (half < 1) == (adjusted[-1] <= LEVEL)
-    assert step_down([*others, at_p(0.9, 0.004, alike=False)], rule)[0][-1] == pytest.approx(10 * 0.004)
+    assert step_down([*others, at_p(0.9, 0.004, in_pool=False)], rule)[0][-1] == pytest.approx(10 * 0.004)
     assert rule.confirms == 1 / OWN
     assert Rule(LEVEL, apart=1).p_value(both, 11) == pytest.approx(10 * 0.009)  # one row is set apart: stricter
 

@@ -1,4 +1,4 @@
-"""The pure parts of bench/defaults.py: splits of texts, scores, the competitors' formulas, the table and the page."""
+"""bench/defaults.py: splits of texts, scores, the formulas of the competitors, the table and the page."""
 
 import importlib
 import json
@@ -98,7 +98,7 @@ def test_kneser_ney_predicts_a_repeated_text_better_with_a_higher_order(load: An
     assert ngram.nats(text, text, 3, 3) < 0.2 * ngram.nats(text, text, 3, 1)
 
 
-def test_a_line_is_its_words_and_an_end(load: Any) -> None:
+def test_line_ends_count_as_words_and_characters(load: Any) -> None:
     units = load("ngram").units_of("a b\n\n = c = \n", "words")
     assert units == ["a", "b", "\n", "\n", "=", "c", "=", "\n"]
     result = load("defaults").likelihood(8 * np.log(7), "a b\n\n = c = \n")
@@ -128,7 +128,7 @@ def test_degenerate_outputs_reach_the_limit_or_loop(load: Any) -> None:
 
 
 def line(**changes: Any) -> dict[str, Any]:
-    """A line of the results file."""
+    """Return a result, as in a line of the results file."""
     usual = {"text": "tatoeba", "part": "test", "system": "regard", "metric": "bleu", "device": "cpu", "threads": 2}
     usual |= {"time": 300.0, "seed": 1, "score": 28.0, "steps": 2000, "wall_seconds": 298.0, "within_10_percent": True}
     usual |= {

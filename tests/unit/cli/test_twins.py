@@ -11,7 +11,7 @@ import regard
 from regard.cli.base import app
 
 PRINTS = {"as_json": "a function returns its result", "help": "see help(function)"}
-# Parameters of commands that are no keywords of the function, with the reason.
+# Parameters of commands that are not keywords of the function, with the keyword that replaces them or the reason.
 ONLY_COMMAND: Mapping[str, Mapping[str, str]] = {
     "translate": PRINTS | {"runs": "run, texts", "stream": "TrainedModel.stream returns an iterator"},
     "generate": PRINTS | {"runs": "run", "prompt": "prompts", "stream": "TrainedModel.stream returns an iterator"},
@@ -44,9 +44,10 @@ def test_every_option_has_a_keyword(name: str) -> None:
 @pytest.mark.parametrize("name", ONLY_COMMAND)
 def test_options_and_keywords_have_the_same_default(name: str) -> None:
     keywords = inspect.signature(getattr(regard, name)).parameters
-    other = {"quiet", "out", "batch_size"}  # Python prints nothing; the folder is required; 32 is set by the command
+    # A function prints nothing; the folder is required; the command sets the batch size to 32.
+    exceptions = {"quiet", "out", "batch_size"}
     for option, parameter in options(name).items():
-        if option in keywords and option not in other and keywords[option].kind is inspect.Parameter.KEYWORD_ONLY:
+        if option in keywords and option not in exceptions and keywords[option].kind is inspect.Parameter.KEYWORD_ONLY:
             default = keywords[option].default
             assert parameter.default == default or (parameter.default in EMPTY and default in EMPTY), option
 
@@ -58,12 +59,12 @@ def test_methods_take_the_keywords_of_the_functions(name: str) -> None:
         assert option in method
 
 
-def test_python_keywords_are_typed_as_they_are_accepted() -> None:
-    """The TypedDict that a type checker reads names what `inspect` shows."""
+def test_typed_dicts_have_the_keywords_of_the_functions() -> None:
+    """Type checkers read the keywords from a TypedDict, `inspect` reads them from the signature."""
     from regard.runs import options as typed
 
-    shown = set(inspect.signature(regard.translate).parameters)
-    assert set(typed.TranslationOptions.__annotations__) <= shown
-    assert set(typed.LoadOptions.__annotations__) <= shown
+    keywords = set(inspect.signature(regard.translate).parameters)
+    assert set(typed.TranslationOptions.__annotations__) <= keywords
+    assert set(typed.LoadOptions.__annotations__) <= keywords
     assert set(typed.RequestOptions.__annotations__) <= set(inspect.signature(regard.train).parameters)
     assert set(typed.EvaluationOptions.__annotations__) <= set(inspect.signature(regard.evaluate).parameters)

@@ -1,4 +1,4 @@
-"""Batching by hand: what the plans of a few known lengths are."""
+"""Batching of a few known lengths, against plans computed by hand."""
 
 import numpy as np
 import pytest
@@ -41,7 +41,7 @@ def test_buckets_shuffle_ties_and_batches() -> None:
     lengths = {"target": np.repeat([3, 4, 5, 6], 30)}
     plans = [Buckets(60).plan(lengths, np.arange(120), np.random.default_rng(seed)) for seed in range(6)]
     together = {tuple(sorted(example for (example,) in batch)) for plan in plans for batch in batches_of(plan)}
-    assert len(together) > 2 * len(plans[0])  # other examples stand together
+    assert len(together) > 2 * len(plans[0])  # batches have other examples
     orders = {tuple(int(lengths["target"][batch[0][0]]) for batch in batches_of(plan)) for plan in plans}
     assert len(orders) > 1  # and the lengths come in another order
 
@@ -103,7 +103,7 @@ def test_windows_of_a_small_text() -> None:
     assert batches_of(windows.plan(lengths, np.arange(3), None)) == [[[0], [4]], [[9], [11]], [[15]]]
 
 
-def test_text_of_one_window_gives_it_in_every_epoch() -> None:
+def test_text_of_one_window_gives_the_same_batch_in_every_epoch() -> None:
     lengths = {"target": np.asarray([5])}
     for seed in range(8):
         assert batches_of(Windows(4, 4).plan(lengths, np.arange(1), np.random.default_rng(seed))) == [[[0]]]

@@ -1,4 +1,4 @@
-"""The cache of prepared data: taken when nothing that matters has changed, never when something has."""
+"""The cache of prepared data is used only if nothing that the data depend on has changed."""
 
 import errno
 import json
@@ -29,7 +29,7 @@ from regard.errors import SpecError
 
 @pytest.fixture(autouse=True)
 def settled(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing counts as recent, or every test would have to wait."""
+    """Treat no file as recently changed, so that tests need not wait."""
     monkeypatch.setattr(caching, "RECENT", -(10**12))
 
 
@@ -48,7 +48,7 @@ def spec_of(path: str, **settings: Any) -> DataSpec:
 
 
 class Messages(list[str]):
-    """The reported messages, and whether the data came from the cache."""
+    """The reported messages, which show whether the data came from the cache."""
 
     @property
     def hit(self) -> bool:
@@ -63,18 +63,22 @@ def prepared(
     return messages, prepare(spec, folder, seed, tokenizers, messages.append, cache)
 
 
-def same(one: Path, other: Path) -> bool:
-    files = {path.relative_to(one): path.read_bytes() for path in one.rglob("*") if path.is_file()}
-    return files == {path.relative_to(other): path.read_bytes() for path in other.rglob("*") if path.is_file()}
+def same(first: Path, second: Path) -> bool:
+    files = {path.relative_to(first): path.read_bytes() for path in first.rglob("*") if path.is_file()}
+    return files == {path.relative_to(second): path.read_bytes() for path in second.rglob("*") if path.is_file()}
 
 
 def test_unchanged_text_comes_from_the_cache(tmp_path: Path, cache: Cache) -> None:
     spec = spec_of(pairs(tmp_path / "a.tsv"), tokenizer=BPE())
-    first, made = prepared(spec, tmp_path / "one" / "data", cache)
-    second, taken = prepared(spec, tmp_path / "two" / "data", cache)
+    first, original = prepared(spec, tmp_path / "one" / "data", cache)
+    second, cached = prepared(spec, tmp_path / "two" / "data", cache)
     assert (first.hit, second.hit) == (False, True)
     assert same(tmp_path / "one" / "data", tmp_path / "two" / "data")
-    assert (taken.report, taken.valid_texts, taken.survey) == (made.report, made.valid_texts, made.survey)
+    assert (cached.report, cached.valid_texts, cached.survey) == (
+        original.report,
+        original.valid_texts,
+        original.survey,
+    )
     assert [path.name for path in (tmp_path / "two").iterdir()] == ["data"]
     assert (tmp_path / "one/data/train-0/source.ids").stat().st_ino == (
         tmp_path / "two/data/train-0/source.ids"
@@ -108,8 +112,8 @@ def test_renamed_text_comes_from_the_cache(tmp_path: Path, cache: Cache) -> None
 )
 def test_other_preparation_is_another_entry(tmp_path: Path, cache: Cache, change: dict[str, Any]) -> None:
     path = pairs(tmp_path / "a.tsv")
-    others = {"lines": (Lines(path),), "columns": (TSV(path, 2, 1),), "tsv": (TSV(path),)}
-    change = {name: others[value] if isinstance(value, str) else value for name, value in change.items()}
+    alternatives = {"lines": (Lines(path),), "columns": (TSV(path, 2, 1),), "tsv": (TSV(path),)}
+    change = {name: alternatives[value] if isinstance(value, str) else value for name, value in change.items()}
     prepared(spec_of(path), tmp_path / "1", cache)
     assert not prepared(spec_of(path, **change), tmp_path / "2", cache)[0].hit
     assert prepared(spec_of(path, **change), tmp_path / "3", cache)[0].hit
@@ -118,10 +122,10 @@ def test_other_preparation_is_another_entry(tmp_path: Path, cache: Cache, change
 
 
 def test_swapped_training_and_validation_text_is_another_entry(tmp_path: Path, cache: Cache) -> None:
-    one, two = TSV(pairs(tmp_path / "a.tsv")), TSV(pairs(tmp_path / "b.tsv", word="other"))
+    first, second = TSV(pairs(tmp_path / "a.tsv")), TSV(pairs(tmp_path / "b.tsv", word="other"))
     specs = [
         DataSpec(train, valid, tokenizer=Bytes(), held_out=0)
-        for train, valid in [((one,), (two,)), ((two,), (one,)), ((one, two), ()), ((two, one), ())]
+        for train, valid in [((first,), (second,)), ((second,), (first,)), ((first, second), ()), ((second, first), ())]
     ]
     assert [prepared(spec, tmp_path / "d", cache)[0].hit for spec in specs] == [False] * 4
 
@@ -135,13 +139,13 @@ def test_seed_is_part_of_the_key_only_if_text_is_held_out(tmp_path: Path, cache:
 
 def test_given_and_imported_tokenizers_are_part_of_the_key(tmp_path: Path, cache: Cache) -> None:
     path = pairs(tmp_path / "a.tsv")
-    one, two = train(Bytes(), []), train(BPE(), ["to be or not to be"] * 3)
+    first, second = train(Bytes(), []), train(BPE(), ["to be or not to be"] * 3)
     prepared(spec_of(path), tmp_path / "1", cache)
-    for tokenizer in (one, two):
-        given = {"source": tokenizer, "target": tokenizer}
-        assert not prepared(spec_of(path), tmp_path / "2", cache, tokenizers=given)[0].hit
-        assert prepared(spec_of(path), tmp_path / "3", cache, tokenizers=given)[0].hit
-    for tokenizer in (one, two):
+    for tokenizer in (first, second):
+        tokenizers = {"source": tokenizer, "target": tokenizer}
+        assert not prepared(spec_of(path), tmp_path / "2", cache, tokenizers=tokenizers)[0].hit
+        assert prepared(spec_of(path), tmp_path / "3", cache, tokenizers=tokenizers)[0].hit
+    for tokenizer in (first, second):
         (tmp_path / "tokenizer.json").write_text(tokenizer.plain_json(), encoding="utf-8")
         spec = spec_of(path, tokenizer=Imported(str(tmp_path / "tokenizer.json")))
         assert not prepared(spec, tmp_path / "4", cache)[0].hit
@@ -161,7 +165,7 @@ def test_other_version_prepares_again(tmp_path: Path, cache: Cache, monkeypatch:
 
 def changes() -> dict[str, Callable[[Path], None]]:
     def rewritten(path: Path) -> None:
-        """Another content of the same size, in the same file, with the time set back."""
+        """Write other content of the same size to the same file, and reset its modification time."""
         before = path.stat()
         with open(path, "r+b") as file:
             file.seek(3)
@@ -169,10 +173,10 @@ def changes() -> dict[str, Callable[[Path], None]]:
         os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
 
     def replaced(path: Path) -> None:
-        before, other = path.stat(), path.with_suffix(".new")
-        other.write_bytes(path.read_bytes().replace(b"source", b"Source"))
-        os.utime(other, ns=(before.st_atime_ns, before.st_mtime_ns))
-        other.replace(path)
+        before, replacement = path.stat(), path.with_suffix(".new")
+        replacement.write_bytes(path.read_bytes().replace(b"source", b"Source"))
+        os.utime(replacement, ns=(before.st_atime_ns, before.st_mtime_ns))
+        replacement.replace(path)
 
     def grown(path: Path) -> None:
         with open(path, "ab") as file:
@@ -181,24 +185,24 @@ def changes() -> dict[str, Callable[[Path], None]]:
     return {"rewritten": rewritten, "replaced": replaced, "grown": grown}
 
 
-@pytest.mark.parametrize("how", changes())
-def test_changed_text_is_prepared_again(tmp_path: Path, cache: Cache, how: str) -> None:
+@pytest.mark.parametrize("change", changes())
+def test_changed_text_is_prepared_again(tmp_path: Path, cache: Cache, change: str) -> None:
     path = Path(pairs(tmp_path / "a.tsv"))
     spec = spec_of(str(path), held_out=0)
     prepared(spec, tmp_path / "1", cache)
-    changes()[how](path)
+    changes()[change](path)
     messages, data = prepared(spec, tmp_path / "2", cache)
     assert not messages.hit
-    wanted = [line.split("\t")[0] for line in path.read_text().splitlines()]
+    expected = [line.split("\t")[0] for line in path.read_text().splitlines()]
     column = data.train[0]["source"]
-    assert [data.tokenizers["source"].decode(column[n].tolist()) for n in range(len(column))] == wanted
+    assert [data.tokenizers["source"].decode(column[n].tolist()) for n in range(len(column))] == expected
 
 
 def counting(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    read: list[str] = []
+    files_read: list[str] = []
     digest = caching._digest
-    monkeypatch.setattr(caching, "_digest", lambda path: read.append(path.name) or digest(path))
-    return read
+    monkeypatch.setattr(caching, "_digest", lambda path: files_read.append(path.name) or digest(path))
+    return files_read
 
 
 def test_checksum_of_unchanged_file_comes_from_the_index(
@@ -245,7 +249,7 @@ def test_pipe_is_not_cached(tmp_path: Path, cache: Cache) -> None:
     assert cache.key({}, [str(tmp_path)]) is None
 
 
-# -- entries that are lost, damaged, in the way
+# -- damaged, evicted and cleared entries
 
 
 def entry(cache: Cache) -> Path:
@@ -325,12 +329,12 @@ def test_least_recently_used_entry_is_evicted_first(tmp_path: Path, cache: Cache
         os.utime(entry(cache) / MANIFEST, (1000 + n, 1000 + n))
     assert prepared(specs[0], tmp_path / "again", cache)[0].hit  # used now: no longer the oldest
     size = cache.entries()[0].size
-    small = Cache(cache.folder, 3 * size + size // 2)
-    prepared(specs[3], tmp_path / "d3", small)
-    assert {found.files for found in small.entries()} == {("0.tsv",), ("2.tsv",), ("3.tsv",)}
-    nothing = Cache(tmp_path / "other", size // 2)  # too small for any
-    prepared(specs[0], tmp_path / "d4", nothing)
-    assert nothing.entries() == []
+    small_cache = Cache(cache.folder, 3 * size + size // 2)
+    prepared(specs[3], tmp_path / "d3", small_cache)
+    assert {cached.files for cached in small_cache.entries()} == {("0.tsv",), ("2.tsv",), ("3.tsv",)}
+    tiny_cache = Cache(tmp_path / "other", size // 2)  # too small for any
+    prepared(specs[0], tmp_path / "d4", tiny_cache)
+    assert tiny_cache.entries() == []
 
 
 def test_old_temporary_folders_are_removed(tmp_path: Path, cache: Cache) -> None:
@@ -343,10 +347,10 @@ def test_old_temporary_folders_are_removed(tmp_path: Path, cache: Cache) -> None
 
 
 def test_clearing_removes_only_files_of_regard(tmp_path: Path, cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever somebody keeps in the folder that REGARD_CACHE names, and however old it is."""
+    """Other files in the folder REGARD_CACHE are kept, whatever their names and ages."""
     monkeypatch.setenv("REGARD_CACHE", str(cache.folder))
     outside = tmp_path / "outside"
-    theirs = [
+    foreign = [
         *("data/.git/config", "data/precious/a", "data/files.json", "data/.hidden", f"data/{'a' * 64}/mine"),
         *(
             "threads/mine.txt",
@@ -357,7 +361,7 @@ def test_clearing_removes_only_files_of_regard(tmp_path: Path, cache: Cache, mon
             f"data/{'b' * 63}/entry.json",
         ),
     ]
-    for path in [*(cache.folder / name for name in theirs), outside / "a", outside / MANIFEST]:
+    for path in [*(cache.folder / name for name in foreign), outside / "a", outside / MANIFEST]:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text("precious")
     links = {cache.data / ("c" * 64): outside, cache.data / f".x-making-{'0' * 16}": outside}
@@ -374,7 +378,7 @@ def test_clearing_removes_only_files_of_regard(tmp_path: Path, cache: Cache, mon
     (tmp_path / "a.tsv").unlink()
     cache.clear()
     assert sorted(path for path in tmp_path.rglob("*")) == before
-    assert all((cache.folder / name).read_text() == "precious" for name in theirs)
+    assert all((cache.folder / name).read_text() == "precious" for name in foreign)
 
 
 def test_clearing_removes_compiled_code(tmp_path: Path, cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -400,14 +404,14 @@ def test_clearing_removes_files_of_earlier_versions(
 ) -> None:
     monkeypatch.setenv("REGARD_CACHE", str(cache.folder))
     half, old = f".{'a' * 64}-0123abcd", f".{'b' * 64}-0123abcd"
-    left = {
+    old_files = {
         f"data/{half}/x": "",
         f"data/{old}/x": "",
         "data/files.json": '{"/a": {"mark": [1, 2], "sha256": "0"}}',
         "threads/0123456789abcdef.json": '{"train": {"1": 0.5}, "decode": {"1": 0.5}}',
         "compiled/fx/graph": "",  # without a mark
     }
-    for name, text in left.items():
+    for name, text in old_files.items():
         (cache.folder / name).parent.mkdir(parents=True, exist_ok=True)
         (cache.folder / name).write_text(text)
     os.utime(cache.data / old, (1, 1))
@@ -415,13 +419,13 @@ def test_clearing_removes_files_of_earlier_versions(
     cache.trim()
     assert [path.name for path in cache.data.glob(".*")] == [half]
     cache.clear()
-    found = [path.relative_to(cache.folder).as_posix() for path in cache.folder.rglob("*") if path.is_file()]
-    assert found == ["compiled/fx/graph"]  # which may be anybody's
+    remaining = [path.relative_to(cache.folder).as_posix() for path in cache.folder.rglob("*") if path.is_file()]
+    assert remaining == ["compiled/fx/graph"]  # which may be anybody's
 
 
 def test_concurrent_preparations_and_clearing(tmp_path: Path, cache: Cache) -> None:
     spec = spec_of(pairs(tmp_path / "a.tsv", 300))
-    faults: list[BaseException] = []
+    errors: list[BaseException] = []
 
     def work(n: int) -> None:
         try:
@@ -430,7 +434,7 @@ def test_concurrent_preparations_and_clearing(tmp_path: Path, cache: Cache) -> N
                 if n == 0:
                     cache.clear()
         except BaseException as error:
-            faults.append(error)
+            errors.append(error)
             raise
 
     threads = [threading.Thread(target=work, args=(n,)) for n in range(4)]
@@ -438,7 +442,7 @@ def test_concurrent_preparations_and_clearing(tmp_path: Path, cache: Cache) -> N
         thread.start()
     for thread in threads:
         thread.join()
-    assert not faults
+    assert not errors
     assert all(same(tmp_path / "0-0", tmp_path / f"{n}-{k}") for n in range(4) for k in range(3))
     assert not list(cache.data.glob(".*"))
 
@@ -454,7 +458,7 @@ def test_storing_an_existing_entry_changes_nothing(tmp_path: Path, cache: Cache)
     assert [path.name for path in cache.data.iterdir()] == ["0" * 64]
 
 
-# -- where it is, and how large
+# -- folder and size limit
 
 
 def test_cache_folder_of_each_platform(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -500,8 +504,8 @@ def test_invalid_size_limit_is_refused(monkeypatch: pytest.MonkeyPatch, text: st
 
 def test_importing_the_cache_does_not_import_torch() -> None:
     code = "import sys, regard.data.cache; print('torch' in sys.modules, 'numpy' in sys.modules)"
-    found = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
-    assert found.stdout == "False False\n"
+    process = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    assert process.stdout == "False False\n"
 
 
 def test_swapped_parallel_files_are_another_entry(tmp_path: Path, cache: Cache) -> None:

@@ -1,4 +1,4 @@
-"""Choices about a text before it is encoded."""
+"""Settings that are chosen from the text: tokenizer, length limit, number of held-out examples."""
 
 import numpy as np
 import pytest
@@ -10,10 +10,10 @@ from regard.data.tokenizer import BPE, Bytes, Characters, Tokenizer, train
 
 
 @pytest.mark.parametrize(
-    ("records", "wanted"), [(2, 1), (50, 5), (1_000, 100), (5_452, 500), (15_000, 500), (40_000, 800), (10**7, 1000)]
+    ("records", "expected"), [(2, 1), (50, 5), (1_000, 100), (5_452, 500), (15_000, 500), (40_000, 800), (10**7, 1000)]
 )
-def test_held_out_set_has_a_floor_and_a_ceiling(records: int, wanted: int) -> None:
-    assert held_out(records) == wanted
+def test_held_out_set_has_a_floor_and_a_ceiling(records: int, expected: int) -> None:
+    assert held_out(records) == expected
 
 
 WORDS = [("go V;PST", "went"), ("see V;PST", "saw"), ("be V;PST", "was"), ("do V;PST", "did"), ("eat V;3", "eats")]
@@ -23,7 +23,7 @@ CHINESE = [(f"sentence {n}", "我們明天" + chr(0x4E00 + n) + "去公園") for
 
 
 @pytest.mark.parametrize(
-    ("objective", "sample", "wanted"),
+    ("objective", "sample", "expected"),
     [
         (Translation(), WORDS, Characters),
         (Translation(), LABELS, BPE),
@@ -32,10 +32,10 @@ CHINESE = [(f"sentence {n}", "我們明天" + chr(0x4E00 + n) + "去公園") for
         (LanguageModelling(), [("one",), ("two",)], BPE),
     ],
 )
-def test_spelling_tasks_use_characters(objective: Objective, sample: list[tuple[str, ...]], wanted: type) -> None:
-    found = choose_tokenizer(objective, sample)
-    assert isinstance(found.tokenizer, wanted)
-    assert found.why.startswith("tokenizer: ")
+def test_spelling_tasks_use_characters(objective: Objective, sample: list[tuple[str, ...]], expected: type) -> None:
+    choice = choose_tokenizer(objective, sample)
+    assert isinstance(choice.tokenizer, expected)
+    assert choice.why.startswith("tokenizer: ")
 
 
 BYTES = train(Bytes(), [])
@@ -53,24 +53,24 @@ def tokenizers(objective: Objective) -> dict[str, Tokenizer]:
         (3000, 2800, 1024, 1024, "drop"),
         (3000, 2800, 512, 512, "drop"),
         (400, 20, 1024, 448, "cut"),
-        (3000, 20, 1024, 512, "cut"),  # the beginning says most
+        (3000, 20, 1024, 512, "cut"),  # the beginning matters most
         (3000, 20, 300, 300, "cut"),
     ],
 )
 def test_long_sources_are_cut_for_summaries_alone(source: int, target: int, room: int, max_len: int, long: str) -> None:
     sample = [("s" * source, "t" * target)] * 10
-    found = choose_limit(Translation(), sample, tokenizers(Translation()), room)
-    assert (found.max_len, found.long) == (max_len, long)
-    assert f"{found.max_len} tokens" in found.why
+    limit = choose_limit(Translation(), sample, tokenizers(Translation()), room)
+    assert (limit.max_len, limit.long) == (max_len, long)
+    assert f"{limit.max_len} tokens" in limit.why
 
 
 def test_texts_of_a_classifier_are_cut() -> None:
     objective = Classification(("a", "b"))
-    found = choose_limit(objective, [("a", "t" * 2000)] * 5, tokenizers(objective), 1024)
-    assert (found.max_len, found.long) == (1024, "cut")
+    limit = choose_limit(objective, [("a", "t" * 2000)] * 5, tokenizers(objective), 1024)
+    assert (limit.max_len, limit.long) == (1024, "cut")
 
 
-def test_streams_have_no_limit_of_their_own() -> None:
+def test_streams_get_the_smallest_limit() -> None:
     assert choose_limit(LanguageModelling(), [("t" * 2000,)], tokenizers(LanguageModelling()), 1024).max_len == 256
 
 
@@ -81,10 +81,10 @@ def test_a_cut_source_keeps_its_beginning_and_its_end_token(cuts: bool) -> None:
         source=[[5, 6, end], [5, 6, 7, 8, 9, end], [9, 8, 7, 6, end], [5, end]],
         target=[[1, 4, 2], [1, 4, 2], [1, 4, 4, 4, 4, 4, 2], [1, 4, 2]],
     )
-    found = Translation().limit(table, 3, cut=cuts)
+    limited = Translation().limit(table, 3, cut=cuts)
     kept = [True, cuts, False, True]
-    assert found.kept.tolist() == kept
-    sources = [found.table["source"][row].tolist() for row in range(found.table.rows)]
+    assert limited.kept.tolist() == kept
+    sources = [limited.table["source"][row].tolist() for row in range(limited.table.rows)]
     assert sources == [[5, 6, end], *([[5, 6, 7, end]] if cuts else []), [5, end]]
-    assert found.cut == int(cuts)
-    assert np.array_equal(found.table["target"].lengths, [3] * sum(kept))
+    assert limited.cut == int(cuts)
+    assert np.array_equal(limited.table["target"].lengths, [3] * sum(kept))

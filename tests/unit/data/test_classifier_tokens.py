@@ -1,4 +1,4 @@
-"""Choices about a text before it is encoded."""
+"""The choice of a tokenizer for a classifier."""
 
 import pytest
 
@@ -33,13 +33,13 @@ def test_classifier_reads_words_of_tokenized_text(texts: list[str], expected: ty
 def test_classifier_reads_subwords_where_words_are_rare() -> None:
     choice = choose_tokenizer(Classification(("LABEL",)), labelled(UNSPACED, 1))
     assert isinstance(choice.tokenizer, BPE)
-    assert choice.why.endswith("because only 0% of the words occur twice")
+    assert choice.why.endswith("because only 0% of the words occur at least twice")
 
 
-def test_label_is_no_part_of_the_text_that_tokenizers_are_chosen_for() -> None:
+def test_tokenizer_choice_ignores_the_label() -> None:
     records = [("good, really.", text) for text in TOKENIZED]
     assert isinstance(choose_tokenizer(Classification(("good, really.",)), records * 20).tokenizer, Words)
 
 
-def test_no_text_is_read_in_subwords() -> None:
+def test_empty_text_gets_byte_pair_encoding() -> None:
     assert isinstance(choose_tokenizer(Classification(()), []).tokenizer, BPE)

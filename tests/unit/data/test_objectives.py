@@ -1,4 +1,4 @@
-"""Objectives: columns of ids as batches, against a construction by hand; what is too long; losses packed and padded."""
+"""Objectives: batches against batches built by hand; length limits; losses of padded and packed batches."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -28,15 +28,15 @@ PAIRS: list[tuple[list[int], list[int]]] = [
 FIELDS = ("target", "labels", "target_seg", "source", "source_seg", "target_pos", "source_pos", "weights", "types")
 
 
-def same(found: Batch, wanted: Batch) -> None:
+def same(actual: Batch, expected: Batch) -> None:
     for name in FIELDS:
-        a, b = getattr(found, name), getattr(wanted, name)
+        a, b = getattr(actual, name), getattr(expected, name)
         assert (a is None) == (b is None), name
         if a is not None:
             assert a.dtype == torch.int64, name
             assert a.tolist() == b.tolist(), name
     for name in ("packed", "segments", "longest", "prefix"):
-        assert getattr(found, name) == getattr(wanted, name), name
+        assert getattr(actual, name) == getattr(expected, name), name
 
 
 def translation_table(pairs: Sequence[tuple[list[int], list[int]]] = PAIRS) -> Table:
@@ -50,48 +50,48 @@ def rows(*numbers: Sequence[int]) -> list[np.ndarray]:
 def item(objective: Objective, table: Table, lines: list[np.ndarray], width: int | None = None, spare: int = 0) -> Item:
     if width is None:
         return objective.item(table.columns, lines)
-    here = np.concatenate(lines)
-    longest = max(int(table[n].lengths[here].max()) - objective.unread.get(n, 0) for n in objective.measured)
+    examples = np.concatenate(lines)
+    longest = max(int(table[n].lengths[examples].max()) - objective.unread.get(n, 0) for n in objective.measured)
     most = max(len(line) for line in lines)
     return objective.item(table.columns, lines, Packed(len(lines) + spare, width, longest, most))
 
 
 def test_padded_translation_equals_batch_translation() -> None:
-    found = item(Translation(), translation_table(), rows([2], [0], [3]))
-    same(found.batch, batches.translation([PAIRS[n] for n in (2, 0, 3)], source_end=()))
-    assert found.labels == 2 + 3 + 4
-    assert found.places == 3 * (6 + 4)
-    assert found.padding == found.places - (6 + 4 + 3) - (2 + 3 + 4)
+    result = item(Translation(), translation_table(), rows([2], [0], [3]))
+    same(result.batch, batches.translation([PAIRS[n] for n in (2, 0, 3)], source_end=()))
+    assert result.labels == 2 + 3 + 4
+    assert result.places == 3 * (6 + 4)
+    assert result.padding == result.places - (6 + 4 + 3) - (2 + 3 + 4)
 
 
 def test_packed_translation_equals_batch_translation() -> None:
     order = [1, 3, 0, 2]
-    found = item(Translation(), translation_table(), rows(order), width=15)
-    wanted = batches.translation([PAIRS[n] for n in order], packed=True, source_end=())
-    assert wanted.source is not None
-    assert wanted.source.shape == (1, 15)
-    assert wanted.target.shape == (1, 14)  # ours has a place of padding at the end
+    result = item(Translation(), translation_table(), rows(order), width=15)
+    expected = batches.translation([PAIRS[n] for n in order], packed=True, source_end=())
+    assert expected.source is not None
+    assert expected.source.shape == (1, 15)
+    assert expected.target.shape == (1, 14)  # the tested batch has padding at the end
     for name in FIELDS:
-        a, b = getattr(found.batch, name), getattr(wanted, name)
+        a, b = getattr(result.batch, name), getattr(expected, name)
         assert (a is None) == (b is None), name
         if b is not None:
             assert a[:, : b.shape[1]].tolist() == b.tolist(), name
             assert not a[:, b.shape[1] :].any(), name
-    assert (found.batch.packed, found.batch.segments, found.batch.longest) == (True, 4, wanted.longest)
-    assert (found.labels, found.places, found.padding) == (14, 30, 1)
+    assert (result.batch.packed, result.batch.segments, result.batch.longest) == (True, 4, expected.longest)
+    assert (result.labels, result.places, result.padding) == (14, 30, 1)
 
 
 def test_packed_rows_of_several_translations() -> None:
     lines = rows([1, 0], [3], [2])
-    found = item(Translation(), translation_table(), lines, width=12)
+    result = item(Translation(), translation_table(), lines, width=12)
     sources = [[PAIRS[n][0] for n in row] for row in lines]
     read = [[[BOS, *PAIRS[n][1]] for n in row] for row in lines]
-    said = [[[*PAIRS[n][1], EOS] for n in row] for row in lines]
+    labels = [[[*PAIRS[n][1], EOS] for n in row] for row in lines]
     source, source_seg, source_pos = pack(sources, 12)
     target, target_seg, target_pos = pack(read, 12)
-    wanted = Batch(
+    expected = Batch(
         target,
-        pack(said, 12)[0],
+        pack(labels, 12)[0],
         target_seg,
         source,
         source_seg,
@@ -101,22 +101,22 @@ def test_packed_rows_of_several_translations() -> None:
         segments=2,
         longest=6,
     )
-    same(found.batch, wanted)
-    assert (found.labels, found.places, found.padding) == (14, 72, 72 - 15 - 14)
+    same(result.batch, expected)
+    assert (result.labels, result.places, result.padding) == (14, 72, 72 - 15 - 14)
 
 
 def test_last_packed_batch_is_filled_up_with_padding() -> None:
     full = item(Translation(), translation_table(), rows([1, 0], [3]), width=12)
-    found = item(Translation(), translation_table(), rows([1, 0], [3]), width=12, spare=2)
-    assert (found.labels, found.places, found.padding) == (full.labels, 96, full.padding + 48)
+    filled = item(Translation(), translation_table(), rows([1, 0], [3]), width=12, spare=2)
+    assert (filled.labels, filled.places, filled.padding) == (full.labels, 96, full.padding + 48)
     for name in FIELDS:
-        a, b = getattr(found.batch, name), getattr(full.batch, name)
+        a, b = getattr(filled.batch, name), getattr(full.batch, name)
         if b is not None:
             assert a.shape == (4, 12), name
             assert a[:2].tolist() == b.tolist(), name
             assert not a[2:].any(), name
     model = build(preset("transformer_tiny", vocab=30), seed=1).double().eval()
-    losses = [model.loss(batch.batch) for batch in (full, found)]
+    losses = [model.loss(batch.batch) for batch in (full, filled)]
     torch.testing.assert_close(losses[0].total, losses[1].total)
 
 
@@ -137,32 +137,32 @@ LINES = [[BOS, 5, 6, 7, EOS], [BOS, 9, EOS], [BOS, EOS]]
 
 
 def test_language_model_reads_and_predicts_its_lines() -> None:
-    found = item(LanguageModelling("lines"), Table.of(target=LINES), rows([2], [0], [1]))
+    result = item(LanguageModelling("lines"), Table.of(target=LINES), rows([2], [0], [1]))
     read, seg = pad([LINES[n][:-1] for n in (2, 0, 1)])
-    same(found.batch, Batch(read, pad([LINES[n][1:] for n in (2, 0, 1)])[0], seg))
-    assert (found.labels, found.places, found.padding) == (7, 12, 5)
+    same(result.batch, Batch(read, pad([LINES[n][1:] for n in (2, 0, 1)])[0], seg))
+    assert (result.labels, result.places, result.padding) == (7, 12, 5)
 
 
 def test_rows_without_padding_have_no_segments() -> None:
-    found = item(LanguageModelling(), Table.of(target=[[4, 5, 6], [7, 8, 9]]), rows([0], [1]))
-    assert found.batch.target_seg is None
-    assert (found.labels, found.places, found.padding) == (4, 4, 0)
+    result = item(LanguageModelling(), Table.of(target=[[4, 5, 6], [7, 8, 9]]), rows([0], [1]))
+    assert result.batch.target_seg is None
+    assert (result.labels, result.places, result.padding) == (4, 4, 0)
 
 
 def test_packed_lines_of_a_language_model() -> None:
-    found = item(LanguageModelling("lines"), Table.of(target=LINES), rows([0, 1], [2]), width=7)
+    result = item(LanguageModelling("lines"), Table.of(target=LINES), rows([0, 1], [2]), width=7)
     ids, seg, pos = pack([[LINES[0][:-1], LINES[1][:-1]], [LINES[2][:-1]]], 7)
-    said = pack([[LINES[0][1:], LINES[1][1:]], [LINES[2][1:]]], 7)[0]
-    same(found.batch, Batch(ids, said, seg, target_pos=pos, packed=True, segments=2, longest=4))
-    assert (found.labels, found.places, found.padding) == (7, 14, 7)
+    labels = pack([[LINES[0][1:], LINES[1][1:]], [LINES[2][1:]]], 7)[0]
+    same(result.batch, Batch(ids, labels, seg, target_pos=pos, packed=True, segments=2, longest=4))
+    assert (result.labels, result.places, result.padding) == (7, 14, 7)
 
 
 def test_classification_has_one_label_per_row() -> None:
     table = Table.of(text=[[BOS, 5, 6], [BOS, 7], [BOS, 8, 9, 10]], label=[[2], [0], [1]])
-    found = item(Classification(("a", "b", "c")), table, rows([1], [2]))
+    result = item(Classification(("a", "b", "c")), table, rows([1], [2]))
     ids, seg = pad([[BOS, 7], [BOS, 8, 9, 10]])
-    same(found.batch, Batch(ids, torch.tensor([0, 1]), seg))
-    assert (found.labels, found.places, found.padding) == (2, 8, 2)
+    same(result.batch, Batch(ids, torch.tensor([0, 1]), seg))
+    assert (result.labels, result.places, result.padding) == (2, 8, 2)
     with pytest.raises(DataError, match="packed row holds several texts"):
         item(Classification(("a", "b", "c")), table, rows([1, 2]), width=9)
 
@@ -185,11 +185,11 @@ def test_pinning_a_batch_pins_every_tensor(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(Tensor, "pin_memory", pin)
     batch = batches.translation(PAIRS, packed=True)
     same(batch.pinned(), batch)
-    held = [getattr(batch, name) for name in FIELDS if getattr(batch, name) is not None]
-    assert {id(tensor) for tensor in pinned} == {id(tensor) for tensor in held}
+    tensors = [getattr(batch, name) for name in FIELDS if getattr(batch, name) is not None]
+    assert {id(tensor) for tensor in pinned} == {id(tensor) for tensor in tensors}
 
 
-# -- the loss does not know how its examples were laid out
+# -- the loss does not depend on the layout of the examples
 
 
 def tiny(name: str, **changes: Any) -> Any:
@@ -198,8 +198,8 @@ def tiny(name: str, **changes: Any) -> Any:
 
 
 def losses(model: Any, items: Sequence[Item]) -> tuple[float, float]:
-    totals = [model.loss(one.batch) for one in items]
-    assert [float(loss.tokens) for loss in totals] == [one.labels for one in items]
+    totals = [model.loss(each.batch) for each in items]
+    assert [float(loss.tokens) for loss in totals] == [each.labels for each in items]
     return sum(float(loss.total.detach()) for loss in totals), sum(float(loss.nll.detach()) for loss in totals)
 
 
@@ -261,7 +261,7 @@ def test_columns_of_a_classification() -> None:
         objective.table([("yes", "ab"), ("maybe", "c")], {"text": BYTES})
 
 
-# -- what is too long
+# -- length limits
 
 
 def test_too_long_translation_is_left_out() -> None:
@@ -270,40 +270,40 @@ def test_too_long_translation_is_left_out() -> None:
         source=[[*range(10, 10 + source), EOS] for source, _, _ in sizes],
         target=[[BOS, *range(20, 20 + target), EOS] for _, target, _ in sizes],
     )
-    found = Translation().limit(table, 4)
-    assert found.kept.tolist() == [kept for _, _, kept in sizes]
-    assert found.cut == 0
-    assert lists(found.table) == lists(table.take(np.asarray([0, 3])))
+    limited = Translation().limit(table, 4)
+    assert limited.kept.tolist() == [kept for _, _, kept in sizes]
+    assert limited.cut == 0
+    assert lists(limited.table) == lists(table.take(np.asarray([0, 3])))
 
 
 @pytest.mark.parametrize("max_len", [1, 2, 3, 5])
 def test_parts_of_a_long_line_predict_every_label_once(max_len: int) -> None:
-    given = [[BOS, *range(10, 10 + length), EOS] for length in range(14)]
-    for chosen in ([line] for line in given):
-        found = LanguageModelling("lines").limit(Table.of(target=chosen), max_len)
-        pieces, ids = lists(found.table)["target"], chosen[0]
+    sequences = [[BOS, *range(10, 10 + length), EOS] for length in range(14)]
+    for chosen in ([line] for line in sequences):
+        limited = LanguageModelling("lines").limit(Table.of(target=chosen), max_len)
+        pieces, ids = lists(limited.table)["target"], chosen[0]
         assert (len(pieces) == 1) == (len(ids) - 2 <= max_len)
-        assert found.cut == (len(pieces) > 1)
+        assert limited.cut == (len(pieces) > 1)
         assert [token for piece in pieces for token in piece[1:]] == ids[1:]
         assert [token for piece in pieces for token in piece[:-1]] == ids[:-1]
         assert all(2 <= len(piece) <= max_len + 2 for piece in pieces)
-    together = LanguageModelling("lines").limit(Table.of(target=given), max_len)
-    one_by_one = [LanguageModelling("lines").limit(Table.of(target=[line]), max_len) for line in given]
-    assert lists(together.table)["target"] == [row for found in one_by_one for row in lists(found.table)["target"]]
-    assert together.cut == sum(found.cut for found in one_by_one)
+    together = LanguageModelling("lines").limit(Table.of(target=sequences), max_len)
+    one_by_one = [LanguageModelling("lines").limit(Table.of(target=[line]), max_len) for line in sequences]
+    assert lists(together.table)["target"] == [row for limited in one_by_one for row in lists(limited.table)["target"]]
+    assert together.cut == sum(limited.cut for limited in one_by_one)
     assert together.kept.tolist() == [True] * 14
 
 
 def test_stream_is_never_truncated() -> None:
     table = Table.of(target=[list(range(10, 40)), [5]])
-    found = LanguageModelling().limit(table, 4)
-    assert (lists(found.table), found.kept.tolist(), found.cut) == (lists(table), [True, True], 0)
+    limited = LanguageModelling().limit(table, 4)
+    assert (lists(limited.table), limited.kept.tolist(), limited.cut) == (lists(table), [True, True], 0)
 
 
 def test_long_text_is_truncated_for_classification() -> None:
     table = Table.of(text=[[BOS, 10, 11, 12, 13], [BOS, 9]], label=[[1], [0]])
-    found = Classification().limit(table, 4)
-    assert (lists(found.table), found.kept.tolist(), found.cut) == (lists(table), [True, True], 0)
-    found = Classification().limit(table, 3)
-    assert lists(found.table) == {"text": [[BOS, 10, 11, 12], [BOS, 9]], "label": [[1], [0]]}
-    assert (found.kept.tolist(), found.cut) == ([True, True], 1)
+    limited = Classification().limit(table, 4)
+    assert (lists(limited.table), limited.kept.tolist(), limited.cut) == (lists(table), [True, True], 0)
+    limited = Classification().limit(table, 3)
+    assert lists(limited.table) == {"text": [[BOS, 10, 11, 12], [BOS, 9]], "label": [[1], [0]]}
+    assert (limited.kept.tolist(), limited.cut) == ([True, True], 1)

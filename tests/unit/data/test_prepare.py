@@ -1,4 +1,4 @@
-"""Preparation: what is held out, what is left out, what the tokenizers see, and what is left on disk."""
+"""Preparation of data: held-out and left-out examples, the training of tokenizers, and the files on disk."""
 
 import errno
 import gzip
@@ -72,36 +72,39 @@ def test_split_keeps_all_records_and_shares_no_source(tmp_path: Path) -> None:
     # Sources come one to four times, with other targets.
     pairs = [(f"source {n}", f"target {n} {k}") for n in range(100) for k in range(n % 4 + 1)]
     prepared = prepare(spec_of(tsv(tmp_path / "a.tsv", pairs), held_out=30), tmp_path / "data", seed=1)
-    learned, held = training(prepared), held_out(prepared)
-    assert Counter(learned + held) == Counter(pairs)
-    assert not {source for source, _ in learned} & {source for source, _ in held}
-    assert 30 <= len(held) < 30 + 4
-    assert prepared.valid_texts == held
-    assert (prepared.survey.records, prepared.valid_survey.records) == (len(learned), len(held))
+    learned, valid_pairs = training(prepared), held_out(prepared)
+    assert Counter(learned + valid_pairs) == Counter(pairs)
+    assert not {source for source, _ in learned} & {source for source, _ in valid_pairs}
+    assert 30 <= len(valid_pairs) < 30 + 4
+    assert prepared.valid_texts == valid_pairs
+    assert (prepared.survey.records, prepared.valid_survey.records) == (len(learned), len(valid_pairs))
     assert prepared.report[0] == (
-        f"validation text: {len(held)} records split off, no source of which is in the training text"
+        f"validation text: {len(valid_pairs)} records split off, no source of which is in the training text"
     )
 
 
-@pytest.mark.parametrize(("count", "wanted"), [(20, 2), (100, 10), (549, 54)])
-def test_a_tenth_of_a_small_text_is_held_out(tmp_path: Path, count: int, wanted: int) -> None:
+@pytest.mark.parametrize(("count", "expected"), [(20, 2), (100, 10), (549, 54)])
+def test_a_tenth_of_a_small_text_is_held_out(tmp_path: Path, count: int, expected: int) -> None:
     prepared = prepare(spec_of(tsv(tmp_path / "a.tsv", pairs_of(count))), tmp_path / "data", seed=1)
-    assert len(held_out(prepared)) == wanted
+    assert len(held_out(prepared)) == expected
 
 
 def test_seed_determines_the_held_out_records(tmp_path: Path) -> None:
     spec = spec_of(tsv(tmp_path / "a.tsv", pairs_of(200)), held_out=20)
-    held = [set(held_out(prepare(spec, tmp_path / "data", seed))) for seed in (1, 1, 2, -1)]
-    assert held[0] == held[1]
-    assert all(len(a & b) < 10 for a, b in [(held[0], held[2]), (held[0], held[3]), (held[2], held[3])])
+    splits = [set(held_out(prepare(spec, tmp_path / "data", seed))) for seed in (1, 1, 2, -1)]
+    assert splits[0] == splits[1]
+    assert all(len(a & b) < 10 for a, b in [(splits[0], splits[2]), (splits[0], splits[3]), (splits[2], splits[3])])
 
 
 def test_equal_sources_of_two_corpora_stay_on_one_side_of_the_split(tmp_path: Path) -> None:
-    one, other = tsv(tmp_path / "a.tsv", pairs_of(60)), tsv(tmp_path / "b.tsv", [(s, "other") for s, _ in pairs_of(60)])
-    prepared = prepare(spec_of(one, other, held_out=20), tmp_path / "data", seed=1)
-    held = held_out(prepared)
-    assert Counter(source for source, _ in held) == dict.fromkeys({source for source, _ in held}, 2)
-    assert not {source for source, _ in training(prepared)} & {source for source, _ in held}
+    first, second = (
+        tsv(tmp_path / "a.tsv", pairs_of(60)),
+        tsv(tmp_path / "b.tsv", [(s, "other") for s, _ in pairs_of(60)]),
+    )
+    prepared = prepare(spec_of(first, second, held_out=20), tmp_path / "data", seed=1)
+    valid_pairs = held_out(prepared)
+    assert Counter(source for source, _ in valid_pairs) == dict.fromkeys({source for source, _ in valid_pairs}, 2)
+    assert not {source for source, _ in training(prepared)} & {source for source, _ in valid_pairs}
     assert [table.rows for table in prepared.train] == [50, 50]
 
 
@@ -120,9 +123,9 @@ def test_held_out_0_holds_nothing_out(tmp_path: Path) -> None:
 
 
 def test_split_without_training_text_is_refused(tmp_path: Path) -> None:
-    same = tsv(tmp_path / "a.tsv", [("the same", f"target {n}") for n in range(50)])
+    corpus = tsv(tmp_path / "a.tsv", [("the same", f"target {n}") for n in range(50)])
     with pytest.raises(DataError, match="50 records with 1 different sources are too few to hold out 5"):
-        prepare(spec_of(same), tmp_path / "data", seed=1)
+        prepare(spec_of(corpus), tmp_path / "data", seed=1)
     with pytest.raises(DataError, match="too few to hold out 10"):
         prepare(spec_of(tsv(tmp_path / "a.tsv", pairs_of(10)), held_out=10), tmp_path / "data", seed=1)
 
@@ -144,7 +147,7 @@ def test_validation_text_without_usable_records_is_refused(tmp_path: Path) -> No
         prepare(spec_of(train, valid=(valid,), max_len=20), tmp_path / "data", seed=1)
 
 
-# -- what is left out
+# -- left-out examples
 
 
 def test_left_out_records_are_counted_and_reported(tmp_path: Path) -> None:
@@ -155,8 +158,8 @@ def test_left_out_records_are_counted_and_reported(tmp_path: Path) -> None:
     assert (survey.records, survey.kept, survey.empty, survey.long, survey.identical) == (8, 4, 2, 2, 3)
     assert prepared.report == [
         "training text: 4 of 8 records kept",
-        "training text: 2 left out because a side is empty",
-        "training text: 2 left out because a side is longer than 10 tokens (data.max_len)",
+        "training text: 2 left out because a text is empty",
+        "training text: 2 left out because a text is longer than 10 tokens (data.max_len)",
         "warning: in 3 of 4 records of training text the target is the source itself",
     ]
 
@@ -165,7 +168,7 @@ def test_text_without_faults_is_reported_in_one_line(tmp_path: Path) -> None:
     prepared = prepare(spec_of(tsv(tmp_path / "a.tsv", pairs_of(10)), held_out=0), tmp_path / "data", seed=1)
     assert prepared.report == [
         "training text: 10 of 10 records kept",
-        "length limit: 256 tokens hold 100.0%; pairs with a longer side are left out",
+        "length limit: 256 tokens (100.0% of the examples fit); longer pairs are left out",
     ]
     survey = prepared.survey
     assert survey.words == {"source": 20, "target": 20}
@@ -200,7 +203,7 @@ def test_tokenizer_is_shared_or_one_per_side(tmp_path: Path) -> None:
     assert len(joint.tokenizers["source"].encode("\u4e00\u00e4")) == 2
     separate = prepare(spec_of(corpus, held_out=0, tokenizer=Characters(), joint=False), tmp_path / "separate", seed=1)
     source, target = separate.tokenizers["source"], separate.tokenizers["target"]
-    assert len(source.encode("\u4e00\u00e4")) == 1 + 2  # what a side has not seen is bytes
+    assert len(source.encode("\u4e00\u00e4")) == 1 + 2  # characters that are not in its text become bytes
     assert len(target.encode("\u4e00\u00e4")) == 3 + 1
     assert training(separate) == training(joint)
 
@@ -209,21 +212,21 @@ def test_tokenizers_do_not_learn_from_held_out_text(tmp_path: Path) -> None:
     letters = [chr(0x4E00 + n) for n in range(60)]
     corpus = tsv(tmp_path / "a.tsv", [(f"source {letter}", f"target {letter}") for letter in letters])
     prepared = prepare(spec_of(corpus, held_out=20, tokenizer=Characters()), tmp_path / "data", seed=1)
-    held = {source[-1] for source, _ in held_out(prepared)}
-    assert len(held) == 20
+    valid_letters = {source[-1] for source, _ in held_out(prepared)}
+    assert len(valid_letters) == 20
     tokenizer = prepared.tokenizers["source"]
     assert {letter: len(tokenizer.encode(letter)) for letter in letters} == {
-        letter: 3 if letter in held else 1 for letter in letters
+        letter: 3 if letter in valid_letters else 1 for letter in letters
     }
 
 
 def test_given_tokenizers_are_used_unchanged(tmp_path: Path) -> None:
     first = prepare(spec_of(tsv(tmp_path / "a.tsv", pairs_of(10)), held_out=0, tokenizer=BPE()), tmp_path / "a", seed=1)
-    said: list[str] = []
+    messages: list[str] = []
     other = tsv(tmp_path / "b.tsv", [("quite other", "words")] * 3)
-    second = prepare(spec_of(other, held_out=0), tmp_path / "b", 1, first.tokenizers, said.append)
+    second = prepare(spec_of(other, held_out=0), tmp_path / "b", 1, first.tokenizers, messages.append)
     assert {n: t.sha256 for n, t in second.tokenizers.items()} == {n: t.sha256 for n, t in first.tokenizers.items()}
-    assert said == ["reading the text", "using the given tokenizer", "encoding the text"]
+    assert messages == ["reading the text", "using the given tokenizer", "encoding the text"]
     assert training(second) == [("quite other", "words")] * 3
 
 
@@ -232,11 +235,11 @@ def test_tokenizer_of_a_large_text_is_learned_from_a_sample(tmp_path: Path, monk
     learned: list[list[str]] = []
     train = BPE.learn
 
-    def noted(self: BPE, texts: Iterable[str], share: float = 1.0) -> Tokenizer:
+    def recording_learn(self: BPE, texts: Iterable[str], share: float = 1.0) -> Tokenizer:
         learned.append(list(texts))
         return train(self, learned[-1], share)
 
-    monkeypatch.setattr(BPE, "learn", noted)
+    monkeypatch.setattr(BPE, "learn", recording_learn)
     corpus = tsv(tmp_path / "a.tsv", [(f"source {n:04}", f"target {n:04}") for n in range(1000)])
     prepared = prepare(spec_of(corpus, held_out=30, tokenizer=BPE(270)), tmp_path / "data", seed=1)
     assert len(learned) == 1
@@ -247,7 +250,7 @@ def test_tokenizer_of_a_large_text_is_learned_from_a_sample(tmp_path: Path, monk
     assert prepared.tokenizers["source"].why == "270 subwords, as requested, learned from 0.0 million characters"
     again = prepare(spec_of(corpus, held_out=30, tokenizer=BPE(270)), tmp_path / "again", seed=1)
     assert again.tokenizers["source"].sha256 == prepared.tokenizers["source"].sha256
-    # A tokenizer for each side has as much to learn from.
+    # With two tokenizers, each is trained on as much text.
     learned.clear()
     prepare(spec_of(corpus, held_out=0, tokenizer=BPE(262), joint=False), tmp_path / "two", seed=1)
     assert [4000 <= sum(len(line) for line in side) < 4030 for side in learned] == [True, True]
@@ -278,30 +281,30 @@ def test_character_and_word_tokenizers_learn_from_the_whole_text(
 
 
 def test_text_is_read_only_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    read: list[str] = []
+    files_read: list[str] = []
     records = TSV.records
 
-    def noted(self: TSV) -> Iterator[tuple[str, str]]:
-        read.append(Path(self.path).name)
+    def recording_records(self: TSV) -> Iterator[tuple[str, str]]:
+        files_read.append(Path(self.path).name)
         return records(self)
 
-    monkeypatch.setattr(TSV, "records", noted)
-    one, other = tsv(tmp_path / "a.tsv", pairs_of(50)), tsv(tmp_path / "b.tsv", pairs_of(20))
-    prepare(spec_of(one, other, tokenizer=BPE()), tmp_path / "data", seed=1)
-    assert Counter(read) == {"a.tsv": 2, "b.tsv": 2}
-    prepare(spec_of(one, valid=(other,), tokenizer=BPE()), tmp_path / "data", seed=1)
-    assert Counter(read) == {"a.tsv": 4, "b.tsv": 4}
+    monkeypatch.setattr(TSV, "records", recording_records)
+    first, second = tsv(tmp_path / "a.tsv", pairs_of(50)), tsv(tmp_path / "b.tsv", pairs_of(20))
+    prepare(spec_of(first, second, tokenizer=BPE()), tmp_path / "data", seed=1)
+    assert Counter(files_read) == {"a.tsv": 2, "b.tsv": 2}
+    prepare(spec_of(first, valid=(second,), tokenizer=BPE()), tmp_path / "data", seed=1)
+    assert Counter(files_read) == {"a.tsv": 4, "b.tsv": 4}
 
 
 def test_text_that_grows_during_preparation_is_refused(tmp_path: Path) -> None:
     corpus = tsv(tmp_path / "a.tsv", pairs_of(20))
 
-    def say(sentence: str) -> None:
+    def on_message(sentence: str) -> None:
         if sentence == "encoding the text":
             tsv(tmp_path / "a.tsv", pairs_of(21))
 
     with pytest.raises(DataError, match=r"a\.tsv: grew while it was read"):
-        prepare(spec_of(corpus), tmp_path / "data", 1, report=say)
+        prepare(spec_of(corpus), tmp_path / "data", 1, report=on_message)
 
 
 # -- the folder
@@ -310,36 +313,38 @@ def test_text_that_grows_during_preparation_is_refused(tmp_path: Path) -> None:
 def test_opened_data_equal_the_prepared_data(tmp_path: Path) -> None:
     corpora = tsv(tmp_path / "a.tsv", pairs_of(40), 2.0), tsv(tmp_path / "b.tsv", [("", "x"), ("y", "y")], 0.5)
     spec = spec_of(*corpora, held_out=5, tokenizer=BPE())
-    prepared, found = prepare(spec, tmp_path / "data", seed=1), opened(spec, tmp_path / "data")
-    assert found.weights == prepared.weights == [2.0, 0.5]
-    assert (found.objective, found.valid_texts, found.report) == (
+    prepared, reopened = prepare(spec, tmp_path / "data", seed=1), opened(spec, tmp_path / "data")
+    assert reopened.weights == prepared.weights == [2.0, 0.5]
+    assert (reopened.objective, reopened.valid_texts, reopened.report) == (
         prepared.objective,
         prepared.valid_texts,
         prepared.report,
     )
-    assert (asdict(found.survey), asdict(found.valid_survey)) == (
+    assert (asdict(reopened.survey), asdict(reopened.valid_survey)) == (
         asdict(prepared.survey),
         asdict(prepared.valid_survey),
     )
-    assert training(found) == training(prepared)
-    assert held_out(found) == held_out(prepared)
-    assert {n: t.sha256 for n, t in found.tokenizers.items()} == {n: t.sha256 for n, t in prepared.tokenizers.items()}
+    assert training(reopened) == training(prepared)
+    assert held_out(reopened) == held_out(prepared)
+    assert {n: t.sha256 for n, t in reopened.tokenizers.items()} == {
+        n: t.sha256 for n, t in prepared.tokenizers.items()
+    }
 
 
 class KilledError(BaseException):
-    """As if the process had ended."""
+    """Simulates a killed process."""
 
 
 @pytest.mark.parametrize("at", ["reading the text", "training the tokenizer", "encoding the text"])
 def test_killed_preparation_leaves_no_data(tmp_path: Path, at: str) -> None:
     spec = spec_of(tsv(tmp_path / "a.tsv", pairs_of(20)))
 
-    def say(sentence: str) -> None:
+    def on_message(sentence: str) -> None:
         if sentence == at:
             raise KilledError
 
     with pytest.raises(KilledError):
-        prepare(spec, tmp_path / "run" / "data", 1, report=say)
+        prepare(spec, tmp_path / "run" / "data", 1, report=on_message)
     assert not (tmp_path / "run" / "data").exists()
     (tmp_path / "outside").mkdir()
     (tmp_path / "run" / ".data-making").symlink_to(tmp_path / "outside")
@@ -389,12 +394,12 @@ def test_damaged_data_folder_is_refused(tmp_path: Path, name: str) -> None:
 def test_all_files_are_checked_before_training(tmp_path: Path) -> None:
     (tmp_path / "a").write_text("one\ntwo\n")
     (tmp_path / "b").write_text("eins\n")
-    said: list[str] = []
+    messages: list[str] = []
     train, valid = ParallelFiles(str(tmp_path / "a"), str(tmp_path / "b")), tsv(tmp_path / "v.tsv", pairs_of(2))
     for spec in (spec_of(train), spec_of(train, valid=(valid,)), spec_of(valid, valid=(train,))):
         with pytest.raises(DataError, match="has 2 lines but"):
-            prepare(spec, tmp_path / "data", 1, report=said.append)
-    assert set(said) == {"reading the text"}
+            prepare(spec, tmp_path / "data", 1, report=messages.append)
+    assert set(messages) == {"reading the text"}
 
 
 # -- streams and lines of text
@@ -405,8 +410,8 @@ def language(*corpora: Lines, **settings: Any) -> DataSpec:
 
 
 def streamed(prepared: Prepared, table: Table) -> str:
-    (found,) = decoded(prepared, table, "target")
-    return found
+    (content,) = decoded(prepared, table, "target")
+    return content
 
 
 def test_end_of_a_stream_is_held_out(tmp_path: Path) -> None:
@@ -421,24 +426,24 @@ def test_end_of_a_stream_is_held_out(tmp_path: Path) -> None:
 
 
 def test_requested_number_of_lines_of_a_stream_is_held_out(tmp_path: Path) -> None:
-    one = text(tmp_path / "a", ["one", "", "two", "three"])
-    other = text(tmp_path / "b", ["four", "five", "six", "", "seven"])
-    prepared = prepare(language(one, other, held_out=2), tmp_path / "data", seed=1)
+    first = text(tmp_path / "a", ["one", "", "two", "three"])
+    second = text(tmp_path / "b", ["four", "five", "six", "", "seven"])
+    prepared = prepare(language(first, second, held_out=2), tmp_path / "data", seed=1)
     assert prepared.valid is not None
     assert [streamed(prepared, table) for table in prepared.train] == ["one\n\n", "four\nfive\nsix\n"]
     assert streamed(prepared, prepared.valid) == "two\nthree\n\nseven\n"
     assert prepared.report[0] == "validation text: the end of the text, 2 lines of it, is split off"
     assert prepared.survey.empty == 0  # an empty line is part of a stream
-    whole = prepare(language(one, held_out=0), tmp_path / "data", seed=1)
+    whole = prepare(language(first, held_out=0), tmp_path / "data", seed=1)
     assert streamed(whole, whole.train[0]) == "one\n\ntwo\nthree\n"
     assert whole.valid is None
     with pytest.raises(DataError, match="no text would be left for training"):
-        prepare(language(one, other, held_out=4), tmp_path / "data", seed=1)
+        prepare(language(first, second, held_out=4), tmp_path / "data", seed=1)
 
 
 def test_stream_with_given_validation_text_is_not_split(tmp_path: Path) -> None:
-    one, other = text(tmp_path / "a", ["one", "two"]), text(tmp_path / "b", ["one", "three"])
-    prepared = prepare(language(one, valid=(other,)), tmp_path / "data", seed=1)
+    first, second = text(tmp_path / "a", ["one", "two"]), text(tmp_path / "b", ["one", "three"])
+    prepared = prepare(language(first, valid=(second,)), tmp_path / "data", seed=1)
     assert prepared.valid is not None
     assert streamed(prepared, prepared.train[0]) == "one\ntwo\n"
     assert streamed(prepared, prepared.valid) == "one\nthree\n"
@@ -457,7 +462,7 @@ def test_long_lines_are_divided_into_parts(tmp_path: Path) -> None:
         [1, *tokenizer.encode("klm"), 2],
     ]
     assert (prepared.survey.kept, prepared.survey.cut, prepared.survey.empty) == (2, 1, 1)
-    assert "training text: 1 longer than 4 tokens (data.max_len) were cut there" in prepared.report
+    assert "training text: 1 longer than 4 tokens (data.max_len) were cut to this length" in prepared.report
 
 
 # -- classification
@@ -471,10 +476,10 @@ def test_labels_are_those_of_the_training_text_in_order(tmp_path: Path) -> None:
     assert prepared.objective.labels == ("eggs", "ham", "spam")
     assert prepared.train[0]["label"].ids[:].tolist() == [2] * 9 + [1, 0]
     assert opened(spec, tmp_path / "data").objective == prepared.objective
-    given = prepare(
+    reordered = prepare(
         spec_of(corpus, objective=Classification(("spam", "ham", "eggs")), held_out=0), tmp_path / "data", 1
     )
-    assert given.train[0]["label"].ids[:].tolist() == [0] * 9 + [1, 2]
+    assert reordered.train[0]["label"].ids[:].tolist() == [0] * 9 + [1, 2]
 
 
 def test_suspected_header_line_is_a_warning(tmp_path: Path) -> None:
@@ -496,9 +501,9 @@ def test_equal_texts_of_a_classification_stay_on_one_side_of_the_split(tmp_path:
     prepared = prepare(
         spec_of(labelled(tmp_path / "a.tsv", records), objective=Classification(), held_out=20), tmp_path / "data", 1
     )
-    held = {line for _, line in prepared.valid_texts}
-    assert (len(prepared.valid_texts), len(held)) == (20, 10)
-    assert not held & set(decoded(prepared, prepared.train[0], "text"))
+    valid_texts = {line for _, line in prepared.valid_texts}
+    assert (len(prepared.valid_texts), len(valid_texts)) == (20, 10)
+    assert not valid_texts & set(decoded(prepared, prepared.train[0], "text"))
 
 
 def test_unlearnable_labels_are_refused(tmp_path: Path) -> None:
@@ -558,15 +563,15 @@ def test_compressed_pipe_is_copied_whole_into_a_temporary_file(tmp_path: Path) -
     assert b"\0" in packed
     writer = threading.Thread(target=pipe.write_bytes, args=(packed,), daemon=True)
     writer.start()
-    places: list[str] = []
+    names: list[str] = []
 
-    def say(sentence: str) -> None:
+    def on_message(sentence: str) -> None:
         if sentence == "reading the text":
-            places.extend(path.name for path in (tmp_path / "run").iterdir())
+            names.extend(path.name for path in (tmp_path / "run").iterdir())
 
-    prepared = prepare(spec_of(TSV(str(pipe))), tmp_path / "run" / "data", 1, report=say)
+    prepared = prepare(spec_of(TSV(str(pipe))), tmp_path / "run" / "data", 1, report=on_message)
     writer.join(10)
     assert prepared.survey.records + prepared.valid_survey.records == 20_000
-    assert len(places) == 2
-    assert all(TEMPORARY.fullmatch(name) for name in places)
+    assert len(names) == 2
+    assert all(TEMPORARY.fullmatch(name) for name in names)
     assert [path.name for path in (tmp_path / "run").iterdir()] == ["data"]

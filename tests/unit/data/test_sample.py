@@ -1,4 +1,4 @@
-"""A sample of a text: how much, from where, and always the same."""
+"""A sample of a text: its size, its distribution over the text, and held-out examples."""
 
 import numpy as np
 import pytest
@@ -6,8 +6,8 @@ import pytest
 from regard.data.sample import Sample
 
 
-def offered(count: int, most: int, texts: tuple[int, ...] = (0, 1), corpora: int = 1) -> Sample:
-    sample = Sample(texts, most)
+def offered(count: int, limit: int, texts: tuple[int, ...] = (0, 1), corpora: int = 1) -> Sample:
+    sample = Sample(texts, limit)
     for corpus in range(corpora):
         for number in range(count):
             sample.offer(corpus, number, (f"{number:06}", f"{corpus:04}"))
@@ -18,9 +18,9 @@ def test_sample_of_a_small_text_is_the_whole_text() -> None:
     records, share = offered(50, 500).records()
     assert share == 1.0
     assert [int(record[0]) for record in records] == list(range(50))
-    held = np.zeros(50, np.bool_)
-    held[[3, 40]] = True
-    records, share = offered(50, 500).records([held.tobytes()])
+    marks = np.zeros(50, np.bool_)
+    marks[[3, 40]] = True
+    records, share = offered(50, 500).records([marks.tobytes()])
     assert share == 1.0
     assert [int(record[0]) for record in records] == [n for n in range(50) if n not in (3, 40)]
 
@@ -40,12 +40,12 @@ def test_sample_of_a_large_text_has_the_requested_size(count: int) -> None:
 def test_sample_excludes_held_out_records() -> None:
     sample = offered(1000, 500)
     first, _ = sample.records()
-    held = np.zeros(1000, np.bool_)
-    held[[int(record[0]) for record in first[::10]]] = True
-    second, _ = sample.records([held.tobytes()])
-    assert not {int(record[0]) for record in second} & set(np.flatnonzero(held).tolist())
+    marks = np.zeros(1000, np.bool_)
+    marks[[int(record[0]) for record in first[::10]]] = True
+    second, _ = sample.records([marks.tobytes()])
+    assert not {int(record[0]) for record in second} & set(np.flatnonzero(marks).tolist())
     assert {record for n, record in enumerate(first) if n % 10} <= set(second)
-    assert len(second) == 50  # others take the place
+    assert len(second) == 50  # other examples replace those that are held out
 
 
 def test_sample_counts_only_the_given_texts_of_a_record() -> None:

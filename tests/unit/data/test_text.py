@@ -1,4 +1,4 @@
-"""Text files: what a line is, what is refused, and the records of every corpus."""
+"""Text files: line ends, refused files, and the examples of every corpus."""
 
 import gzip
 import io
@@ -33,7 +33,7 @@ def written(folder: Path, content: bytes | str, name: str = "text.txt") -> str:
 
 
 def refusal(path: str | Corpus) -> str:
-    """The sentence with which a file is refused, which names the file."""
+    """The error message for a refused file, which is one line with the name of the file."""
     with pytest.raises(DataError) as caught:
         list(lines(path) if isinstance(path, str) else path.records())
     sentence = str(caught.value)
@@ -65,11 +65,11 @@ def test_only_a_line_feed_ends_a_line(tmp_path: Path, content: str, expected: li
 
 
 def test_lines_may_span_chunks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A character must not break where a stretch ends, nor a carriage return be taken for the end of a stretch."""
+    """Neither a character nor a line end is broken at the end of a chunk."""
     content = ["\u00e9" * n + "\r" for n in range(12)] + ["x" * 8, "y" * 7]
     path = written(tmp_path, "\n".join(content) + "\n")
-    for stretch in (1, 2, 3, 8, 1 << 20):
-        monkeypatch.setattr(text, "CHUNK", stretch)
+    for size in (1, 2, 3, 8, 1 << 20):
+        monkeypatch.setattr(text, "CHUNK", size)
         assert list(lines(path)) == [line.removesuffix("\r") for line in content]
 
 
@@ -94,7 +94,7 @@ def test_unreadable_files_are_refused(tmp_path: Path, monkeypatch: pytest.Monkey
         raise PermissionError(13, "Permission denied")
 
     path = written(tmp_path, "a\n")
-    monkeypatch.setattr(Path, "open", forbidden)  # who runs the tests may be root, whom no file mode stops
+    monkeypatch.setattr(Path, "open", forbidden)  # file modes do not stop root
     assert "permission denied" in refusal(path)
 
 
@@ -138,7 +138,7 @@ def test_suffix_and_compression_must_agree(tmp_path: Path, suffix: str) -> None:
         assert "damaged or cut short" in refusal(written(tmp_path, packed[:cut], f"cut{suffix}"))
     broken = bytearray(packed)
     broken[len(packed) // 2] ^= 0xFF
-    # Whatever the damage turns into, no line of it passes for text without a word.
+    # Whatever the effect of the damage, it is reported.
     with pytest.raises(DataError):
         list(lines(written(tmp_path, bytes(broken), f"broken{suffix}")))
 
@@ -160,20 +160,20 @@ def test_files_are_read_lazily(tmp_path: Path) -> None:
 def test_stream_yields_each_line_when_it_is_complete() -> None:
     reading, writing = os.pipe()
     with open(reading, "rb") as stream, open(writing, "wb", buffering=0) as end:
-        given = decoded_lines(stream, "standard input")
+        decoded = decoded_lines(stream, "standard input")
         for line in ("one", "two"):
             end.write(f"{line}\r\n".encode())
-            assert next(given) == line
+            assert next(decoded) == line
         end.write(b"\xff\n")
         with pytest.raises(DataError, match="standard input: line 3 is not text"):
-            next(given)
+            next(decoded)
 
 
 def test_standard_input_and_pipes_can_be_read(tmp_path: Path) -> None:
     assert list(decoded_lines(io.BytesIO(b""), "standard input")) == []
     code = "from regard.data.text import lines; print(list(lines('/dev/stdin')))"
-    ran = subprocess.run([sys.executable, "-c", code], input=b"a\nb", capture_output=True, check=True)
-    assert ran.stdout.decode().strip() == "['a', 'b']"
+    process = subprocess.run([sys.executable, "-c", code], input=b"a\nb", capture_output=True, check=True)
+    assert process.stdout.decode().strip() == "['a', 'b']"
 
 
 def test_parallel_files_give_pairs(tmp_path: Path) -> None:
@@ -213,7 +213,7 @@ def test_jsonl_gives_two_fields(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("line", "said"),
+    ("line", "message"),
     [
         ("", "is not JSON"),
         ("{'source': 1}", "is not JSON"),
@@ -228,11 +228,11 @@ def test_jsonl_gives_two_fields(tmp_path: Path) -> None:
     ],
     ids=range(10),
 )
-def test_invalid_jsonl_lines_are_refused(tmp_path: Path, line: str, said: str) -> None:
+def test_invalid_jsonl_lines_are_refused(tmp_path: Path, line: str, message: str) -> None:
     fine = '{"source": "\\ud83d\\ude00", "target": ""}\n'
     sentence = refusal(JSONL(written(tmp_path, fine + line + "\n")))
     assert re.search(r"line 2\b", sentence)
-    assert said in sentence
+    assert message in sentence
 
 
 def test_lines_corpus_gives_lines_or_a_json_field(tmp_path: Path) -> None:
@@ -273,9 +273,9 @@ def test_corpora_declare_their_texts_and_labels() -> None:
 def test_corpora_round_trip_and_become_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     corpora = [ParallelFiles("a.en", "../b.de", 2.0), TSV("/x/t.tsv", 2, 1), Lines("l.jsonl", "text", 0.5)]
-    here = [(f"{tmp_path}/a.en", f"{tmp_path.parent}/b.de"), ("/x/t.tsv",), (f"{tmp_path}/l.jsonl",)]
+    absolute_files = [(f"{tmp_path}/a.en", f"{tmp_path.parent}/b.de"), ("/x/t.tsv",), (f"{tmp_path}/l.jsonl",)]
     parts = {part.kind: part for part in (ParallelFiles, TSV, JSONL, Lines, Labelled)}
-    for corpus, files in zip(corpora, here, strict=True):
+    for corpus, files in zip(corpora, absolute_files, strict=True):
         assert read(json.loads(json.dumps(to_record(corpus))), Corpus, "", parts) == corpus
         moved = corpus.absolute()
         assert moved.files() == files
@@ -305,7 +305,7 @@ def test_invalid_corpora_are_refused(make: Callable[[], Corpus], field: str) -> 
     assert caught.value.path == field
 
 
-# -- lines without end, files that cannot be read, columns that are not
+# -- endless lines, wrong numbers of columns, unreadable files
 
 
 @pytest.mark.parametrize("name", ["text", "text.gz", "text.xz"])
@@ -317,10 +317,10 @@ def test_too_long_line_is_refused_in_bounded_memory(name: str, tmp_path: Path, m
         for _ in range(32):
             file.write(b"c" * (1 << 20))
     tracemalloc.start()
-    found = lines(tmp_path / name)
-    assert (next(found), len(next(found))) == ("short", 1 << 21)
+    iterator = lines(tmp_path / name)
+    assert (next(iterator), len(next(iterator))) == ("short", 1 << 21)
     with pytest.raises(DataError, match="line 3 is longer than 2 MiB; break the text into lines"):
-        next(found)
+        next(iterator)
     assert tracemalloc.get_traced_memory()[1] < 24 << 20
     tracemalloc.stop()
 
@@ -349,8 +349,8 @@ def test_unused_columns_are_a_warning(tmp_path: Path) -> None:
 
 def test_check_file_does_not_read_the_file(tmp_path: Path) -> None:
     check_file(written(tmp_path, "a\n"))
-    for path, said in ((str(tmp_path), "is a folder"), (str(tmp_path / "no"), "no such file")):
-        with pytest.raises(DataError, match=said):
+    for path, message in ((str(tmp_path), "is a folder"), (str(tmp_path / "no"), "no such file")):
+        with pytest.raises(DataError, match=message):
             check_file(path)
     (tmp_path / "empty").write_bytes(b"")
     with pytest.raises(DataError, match="is empty"):

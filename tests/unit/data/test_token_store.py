@@ -1,4 +1,4 @@
-"""The token store: what is written is what is read, and what is damaged is refused."""
+"""The token store: tables round-trip through disk, and damaged files are refused."""
 
 import json
 from pathlib import Path
@@ -111,8 +111,8 @@ def test_take_accepts_any_order(tmp_path: Path) -> None:
 
 def test_spans_may_have_any_position(tmp_path: Path) -> None:
     for column in columns(tmp_path):
-        found = column.spans(np.asarray([1, 0, 5, 8]), np.asarray([3, 0, 8, 8]))
-        assert as_lists(found) == [[6, 7], [], [10, 11, 12], []]
+        spans = column.spans(np.asarray([1, 0, 5, 8]), np.asarray([3, 0, 8, 8]))
+        assert as_lists(spans) == [[6, 7], [], [10, 11, 12], []]
 
 
 def test_between_adds_ids_before_and_after(tmp_path: Path) -> None:
@@ -156,11 +156,11 @@ def test_a_damaged_manifest_is_refused(tmp_path: Path, text: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["source.ids", "source.offsets", "target.ids", "target.offsets"])
-@pytest.mark.parametrize("left", [-1, -2, -8, 0])
-def test_a_truncated_file_is_refused(tmp_path: Path, name: str, left: int) -> None:
+@pytest.mark.parametrize("end", [-1, -2, -8, 0])
+def test_a_truncated_file_is_refused(tmp_path: Path, name: str, end: int) -> None:
     written(tmp_path)
     data = (tmp_path / name).read_bytes()
-    (tmp_path / name).write_bytes(data[:left])
+    (tmp_path / name).write_bytes(data[:end])
     with pytest.raises(DataError, match="prepare the data again") as raised:
         Table.open(tmp_path)
     assert str(raised.value).count("prepare the data again") == 1
@@ -210,9 +210,9 @@ def test_manifest_lists_the_columns(tmp_path: Path) -> None:
     ("count", "sizes"), [(0, []), (1, [1]), (2, [2]), (3, [3]), (4, [3, 1]), (6, [3, 3]), (7, [3, 3, 1])]
 )
 def test_chunks_keep_all_items_in_order(count: int, sizes: list[int]) -> None:
-    found = list(chunks(iter(range(count)), 3))
-    assert [len(chunk) for chunk in found] == sizes
-    assert [item for chunk in found for item in chunk] == list(range(count))
+    pieces = list(chunks(iter(range(count)), 3))
+    assert [len(chunk) for chunk in pieces] == sizes
+    assert [item for chunk in pieces for item in chunk] == list(range(count))
 
 
 def test_vectors_round_trip_through_disk(tmp_path: Path) -> None:

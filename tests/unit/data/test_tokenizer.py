@@ -1,4 +1,4 @@
-"""Tokenizers: ids, round trips, storage, and what is refused."""
+"""Tokenizers: ids, round trips, storage, and refused settings and files."""
 
 import hashlib
 import json
@@ -83,8 +83,8 @@ def test_vocabulary_has_a_unique_name_for_every_id(name: str) -> None:
     assert words[:3] == ["<pad>", "<s>", "</s>"]
     assert words[: tokenizer.size] == tokenizer.vocabulary()
     assert len(set(words)) == tokenizer.size + 2
-    theirs = library.Tokenizer.from_str(tokenizer.plain_json())
-    assert all(theirs.token_to_id(word) == one for one, word in enumerate(tokenizer.vocabulary()))
+    reference = library.Tokenizer.from_str(tokenizer.plain_json())
+    assert all(reference.token_to_id(word) == token_id for token_id, word in enumerate(tokenizer.vocabulary()))
 
 
 @pytest.mark.parametrize("name", LOSSLESS)
@@ -129,20 +129,20 @@ def test_saved_tokenizer_loads_unchanged(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", LEARNED)
 @pytest.mark.parametrize("plain", [False, True])
 def test_tokenizers_library_loads_the_file(name: str, plain: bool) -> None:
-    """Whoever has the library alone gets the same ids and texts: an export needs nothing of regard."""
+    """The tokenizers library alone gives the same ids and texts, so an export does not need regard."""
     tokenizer = TOKENIZERS[name]
     text = tokenizer.plain_json() if plain else tokenizer.to_json()
-    theirs = library.Tokenizer.from_str(text)
+    reference = library.Tokenizer.from_str(text)
     assert ("regard" in text) != plain
-    assert theirs.get_vocab_size() == tokenizer.size
-    assert [theirs.token_to_id(piece) for piece in ("<pad>", "<s>", "</s>")] == [0, 1, 2]
-    assert theirs.token_to_id("<unk>") == tokenizer.unknown
-    assert [token.special for token in theirs.get_added_tokens_decoder().values()] == [True] * 3
-    theirs.encode_special_tokens = True
+    assert reference.get_vocab_size() == tokenizer.size
+    assert [reference.token_to_id(piece) for piece in ("<pad>", "<s>", "</s>")] == [0, 1, 2]
+    assert reference.token_to_id("<unk>") == tokenizer.unknown
+    assert [token.special for token in reference.get_added_tokens_decoder().values()] == [True] * 3
+    reference.encode_special_tokens = True
     for sentence in HARD:
-        ids = theirs.encode(sentence).ids
+        ids = reference.encode(sentence).ids
         assert ids == tokenizer.encode(sentence)
-        assert theirs.decode([1, *ids, 2]) == tokenizer.decode(ids)
+        assert reference.decode([1, *ids, 2]) == tokenizer.decode(ids)
 
 
 @pytest.mark.parametrize("name", LEARNED)
@@ -151,7 +151,7 @@ def test_learning_is_deterministic(name: str) -> None:
 
 
 def test_learning_is_deterministic_across_processes_and_threads() -> None:
-    """And nothing is printed, neither a bar nor a warning when a process forks; the child encodes alike."""
+    """Neither a progress bar nor a warning about forks is printed, and a forked process encodes equally."""
     code = (
         "import os, sys\n"
         "from regard.data.tokenizer import *\n"
@@ -166,22 +166,22 @@ def test_learning_is_deterministic_across_processes_and_threads() -> None:
         "assert os.waitpid(child, 0)[1] == 0 and 'TOKENIZERS_PARALLELISM' not in os.environ\n"
         "print(*(tokenizer.sha256 for tokenizer in made))\n"
     )
-    said = set()
+    outputs = set()
     for threads in ("1", "4"):
         environment = os.environ | {"RAYON_NUM_THREADS": threads, "PYTHONHASHSEED": threads}
         environment.pop("TOKENIZERS_PARALLELISM", None)
         options: dict[str, Any] = {"env": environment, "capture_output": True, "text": True}
-        ran = subprocess.run([sys.executable, "-c", code], **options, check=False, timeout=60)
-        assert (ran.returncode, ran.stderr) == (0, "")
-        said.add(ran.stdout)
-    assert len(said) == 1
+        process = subprocess.run([sys.executable, "-c", code], **options, check=False, timeout=60)
+        assert (process.returncode, process.stderr) == (0, "")
+        outputs.add(process.stdout)
+    assert len(outputs) == 1
 
 
 def test_parallelism_setting_of_the_user_is_kept() -> None:
     code = "import os, regard.data.tokenizer\nif os.fork(): print(os.wait()[1], os.environ['TOKENIZERS_PARALLELISM'])\n"
     environment = os.environ | {"TOKENIZERS_PARALLELISM": "true"}
-    ran = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
-    assert ran.stdout.split() == ["0", "true"]
+    process = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    assert process.stdout.split() == ["0", "true"]
 
 
 def test_learning_prints_nothing(capfd: pytest.CaptureFixture[str]) -> None:
@@ -191,7 +191,7 @@ def test_learning_prints_nothing(capfd: pytest.CaptureFixture[str]) -> None:
 
 
 def test_bpe_merges_frequent_pairs() -> None:
-    """By hand: in `aaab aaab` joined are (a a), then of the equal pairs (aa a) and (a b) the one of lower ids."""
+    """By hand: `aaab aaab` merges (a a) first, then (a b), which has lower ids than the equally frequent (aa a)."""
     tokenizer = train(BPE(261), ["aaab", "aaab"])
     assert tokenizer.size == 261
     assert tokenizer.tokens([259, 260]) == ["aa", "ab"]
@@ -201,9 +201,9 @@ def test_bpe_merges_frequent_pairs() -> None:
 def test_bpe_splits_words_marks_digits_and_line_feeds() -> None:
     texts = ["1987 don't\n\n  \u0928\u092e\u0938\u094d\u0924\u0947 (ok)..."] * 50
     tokenizer = train(BPE(), texts)
-    shown = ["1", "9", "8", "7", "\u2581don", "'", "t", "\\n", "\\n", "\u2581"]
-    shown += ["\u2581\u0928\u092e\u0938\u094d\u0924\u0947", "\u2581(", "ok", ")..."]
-    assert tokenizer.tokens(tokenizer.encode(texts[0])) == shown
+    expected = ["1", "9", "8", "7", "\u2581don", "'", "t", "\\n", "\\n", "\u2581"]
+    expected += ["\u2581\u0928\u092e\u0938\u094d\u0924\u0947", "\u2581(", "ok", ")..."]
+    assert tokenizer.tokens(tokenizer.encode(texts[0])) == expected
 
 
 @pytest.mark.parametrize("name", LOSSLESS)
@@ -252,11 +252,11 @@ def test_chosen_vocabulary_equals_training_to_that_size(monkeypatch: pytest.Monk
     texts = [f"{chr(97 + i % 26)}{chr(97 + i * 7 % 26)}{chr(97 + i * 11 % 25)} abc{i % 17}ab" for i in range(2000)] * 10
     for size in (300, 333, 400):
         monkeypatch.setattr(module, "choose_vocab", lambda words, _, size=size: size if words == 40_000 else 0)
-        chosen, asked = train(BPE(), texts), train(BPE(size), texts)
+        chosen, requested = train(BPE(), texts), train(BPE(size), texts)
         assert chosen.size == size
-        assert json.loads(chosen.plain_json()) == json.loads(asked.plain_json())
+        assert json.loads(chosen.plain_json()) == json.loads(requested.plain_json())
         assert "40,000 words" in chosen.why
-        assert "as requested" in asked.why
+        assert "as requested" in requested.why
 
 
 def test_vocabulary_learned_from_a_sample_fits_the_whole_corpus() -> None:
@@ -320,18 +320,18 @@ def test_starts_word_groups_tokens_into_words() -> None:
     for name, text in expected.items():
         tokenizer = TOKENIZERS[name]
         words: list[list[int]] = []
-        for one in tokenizer.encode(text):
-            if tokenizer.starts_word(one) or not words:
+        for token_id in tokenizer.encode(text):
+            if tokenizer.starts_word(token_id) or not words:
                 words.append([])
-            words[-1].append(one)
+            words[-1].append(token_id)
         assert [tokenizer.decode(word).strip() for word in words] == text.split()
-        assert all(tokenizer.starts_word(one) for one in (0, 1, 2))
+        assert all(tokenizer.starts_word(token_id) for token_id in (0, 1, 2))
 
 
 def test_invisible_characters_are_escaped_in_tokens() -> None:
     tokenizer = TOKENIZERS["characters"]
-    shown = tokenizer.tokens(tokenizer.encode("\t\x00 \u732b\u00a0"))
-    assert shown == ["\\t", "\\x00", "\u2581", "\u732b", "\\xc2", "\\xa0"]
+    tokens = tokenizer.tokens(tokenizer.encode("\t\x00 \u732b\u00a0"))
+    assert tokens == ["\\t", "\\x00", "\u2581", "\u732b", "\\xc2", "\\xa0"]
 
 
 @pytest.mark.parametrize("wrong", [-1, 259, 10**12])
@@ -379,7 +379,7 @@ def test_too_small_vocabulary_is_refused(make: Any, vocab: int) -> None:
 
 
 def damaged(**changes: Any) -> str:
-    """A stored tokenizer with other values in its note, or without one (None)."""
+    """A stored tokenizer in which some values are changed."""
     document = json.loads(TOKENIZERS["bpe 270"].to_json())
     for key, value in changes.items():
         target = document if key in document else document["model"] if key in document["model"] else None
@@ -438,59 +438,59 @@ def test_unreadable_and_unwritable_files_are_refused(tmp_path: Path) -> None:
 
 
 def gpt2() -> library.Tokenizer:
-    """As GPT-2's: bytes, one special token at the end, no padding."""
-    made = library.Tokenizer(models.BPE())
-    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    made.decoder = decoders.ByteLevel()
+    """A tokenizer like that of GPT-2: bytes, one special token at the end, no padding."""
+    tokenizer = library.Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
     alphabet = pre_tokenizers.ByteLevel.alphabet()
-    made.train_from_iterator(
+    tokenizer.train_from_iterator(
         CORPUS, trainers.BpeTrainer(vocab_size=300, initial_alphabet=alphabet, show_progress=False)
     )
-    made.add_special_tokens(["<|endoftext|>"])
-    made.post_processor = processors.TemplateProcessing(
-        single="<|endoftext|> $A", special_tokens=[("<|endoftext|>", made.get_vocab_size() - 1)]
+    tokenizer.add_special_tokens(["<|endoftext|>"])
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="<|endoftext|> $A", special_tokens=[("<|endoftext|>", tokenizer.get_vocab_size() - 1)]
     )
-    return made
+    return tokenizer
 
 
 def sentencepiece() -> library.Tokenizer:
-    """As T5's: Unigram with its control tokens among its pieces, which ends every text and pads batches."""
-    made = library.Tokenizer(models.Unigram())
-    made.normalizer = normalizers.NFKC()
-    made.pre_tokenizer = pre_tokenizers.Metaspace()
-    made.decoder = decoders.Metaspace()
+    """A tokenizer like that of T5: Unigram with control tokens in its vocabulary; it adds eos and padding."""
+    tokenizer = library.Tokenizer(models.Unigram())
+    tokenizer.normalizer = normalizers.NFKC()
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
+    tokenizer.decoder = decoders.Metaspace()
     control = ["<pad>", "</s>", "<unk>"]
     trainer = trainers.UnigramTrainer(vocab_size=120, special_tokens=control, unk_token="<unk>", show_progress=False)
-    made.train_from_iterator(CORPUS, trainer)
-    made.post_processor = processors.TemplateProcessing(single="$A </s>", special_tokens=[("</s>", 1)])
-    made.enable_padding(pad_id=0, pad_token="<pad>", length=50)
-    made.enable_truncation(5)
-    return made
+    tokenizer.train_from_iterator(CORPUS, trainer)
+    tokenizer.post_processor = processors.TemplateProcessing(single="$A </s>", special_tokens=[("</s>", 1)])
+    tokenizer.enable_padding(pad_id=0, pad_token="<pad>", length=50)
+    tokenizer.enable_truncation(5)
+    return tokenizer
 
 
 def wordpiece() -> library.Tokenizer:
-    """As BERT's."""
-    made = library.Tokenizer(models.WordPiece(unk_token="[UNK]"))
-    made.normalizer = normalizers.BertNormalizer()
-    made.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    made.decoder = decoders.WordPiece()
+    """A tokenizer like that of BERT."""
+    tokenizer = library.Tokenizer(models.WordPiece(unk_token="[UNK]"))
+    tokenizer.normalizer = normalizers.BertNormalizer()
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    tokenizer.decoder = decoders.WordPiece()
     control = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
     trainer = trainers.WordPieceTrainer(vocab_size=120, special_tokens=control, show_progress=False)
-    made.train_from_iterator(CORPUS, trainer)
-    made.post_processor = processors.BertProcessing(("[SEP]", 3), ("[CLS]", 2))
-    return made
+    tokenizer.train_from_iterator(CORPUS, trainer)
+    tokenizer.post_processor = processors.BertProcessing(("[SEP]", 3), ("[CLS]", 2))
+    return tokenizer
 
 
-def imported(made: library.Tokenizer | str, folder: Path) -> Tokenizer:
-    path = folder / "theirs.json"
-    path.write_text(made if isinstance(made, str) else made.to_str(), encoding="utf-8")
+def imported(source: library.Tokenizer | str, folder: Path) -> Tokenizer:
+    path = folder / "imported.json"
+    path.write_text(source if isinstance(source, str) else source.to_str(), encoding="utf-8")
     return train(Imported(str(path)), [])
 
 
 def test_import_of_a_tokenizer_like_gpt2(tmp_path: Path) -> None:
-    theirs = gpt2()
-    tokenizer = imported(theirs, tmp_path)
-    last = theirs.get_vocab_size() - 1
+    reference = gpt2()
+    tokenizer = imported(reference, tmp_path)
+    last = reference.get_vocab_size() - 1
     assert (tokenizer.bos, tokenizer.eos, tokenizer.pad, tokenizer.unknown) == (last, last, last + 1, None)
     assert tokenizer.size == last + 2
     assert "pad <pad> (added)" in tokenizer.why
@@ -500,7 +500,7 @@ def test_import_of_a_tokenizer_like_gpt2(tmp_path: Path) -> None:
         assert not {last, last + 1} & set(ids)
         assert tokenizer.decode([tokenizer.bos, *ids, tokenizer.eos, tokenizer.pad]) == text
     for text in CORPUS:
-        assert tokenizer.encode(text) == theirs.encode(text, add_special_tokens=False).ids
+        assert tokenizer.encode(text) == reference.encode(text, add_special_tokens=False).ids
     assert tokenizer.tokens([last, last + 1, *tokenizer.encode(" the")]) == ["<|endoftext|>", "<pad>", "\u2581the"]
     again = Tokenizer.from_json(tokenizer.to_json())
     assert again.encode_batch(HARD) == tokenizer.encode_batch(HARD)
@@ -508,25 +508,25 @@ def test_import_of_a_tokenizer_like_gpt2(tmp_path: Path) -> None:
 
 
 def test_import_of_a_tokenizer_like_sentencepiece(tmp_path: Path) -> None:
-    theirs = sentencepiece()
-    tokenizer = imported(theirs, tmp_path)
-    added = theirs.get_vocab_size()
+    reference = sentencepiece()
+    tokenizer = imported(reference, tmp_path)
+    added = reference.get_vocab_size()
     assert (tokenizer.pad, tokenizer.bos, tokenizer.eos, tokenizer.unknown) == (0, added, 1, 2)
     assert "bos <s> (added)" in tokenizer.why
     assert not tokenizer.lossless
-    theirs.no_padding()
-    theirs.no_truncation()
+    reference.no_padding()
+    reference.no_truncation()
     for text in CORPUS:
         ids = tokenizer.encode(text)
         assert tokenizer.decode([tokenizer.bos, *ids, tokenizer.eos, tokenizer.pad]) == text
         if "</s>" not in text:
-            assert ids == theirs.encode(text, add_special_tokens=False).ids
-    assert 1 in theirs.encode("or </s> is", add_special_tokens=False).ids, "the library alone reads text as control"
+            assert ids == reference.encode(text, add_special_tokens=False).ids
+    assert 1 in reference.encode("or </s> is", add_special_tokens=False).ids, "the library alone reads text as control"
     assert tokenizer.decode(tokenizer.encode("or </s> is <s>")) == "or </s> is <s>"
     assert not {0, 1, added} & set(tokenizer.encode("</s> <s> or</s>or <pad>"))
     assert tokenizer.decode(tokenizer.encode("cat \u0416")) == "cat <unk>"
     assert tokenizer.tokens(tokenizer.encode("the mat"))[0].startswith("\u2581")
-    starts = [tokenizer.starts_word(one) for one in tokenizer.encode("the mat")]
+    starts = [tokenizer.starts_word(token_id) for token_id in tokenizer.encode("the mat")]
     assert starts.count(True) == 2
     copy = Tokenizer.from_json(tokenizer.to_json())
     assert copy.sha256 == tokenizer.sha256
@@ -534,37 +534,37 @@ def test_import_of_a_tokenizer_like_sentencepiece(tmp_path: Path) -> None:
 
 
 def test_import_of_a_tokenizer_like_bert(tmp_path: Path) -> None:
-    theirs = wordpiece()
-    tokenizer = imported(theirs, tmp_path)
+    reference = wordpiece()
+    tokenizer = imported(reference, tmp_path)
     assert (tokenizer.pad, tokenizer.unknown, tokenizer.bos, tokenizer.eos) == (0, 1, 2, 3)
-    assert tokenizer.size == theirs.get_vocab_size()
+    assert tokenizer.size == reference.get_vocab_size()
     ids = tokenizer.encode("The matte cat")
-    assert ids == theirs.encode("The matte cat", add_special_tokens=False).ids
+    assert ids == reference.encode("The matte cat", add_special_tokens=False).ids
     assert tokenizer.decode([2, *ids, 3]) == "the matte cat"
-    assert sum(tokenizer.starts_word(one) for one in ids) == 3
+    assert sum(tokenizer.starts_word(token_id) for token_id in ids) == 3
     assert not {0, 2, 3, 4} & set(tokenizer.encode("[CLS] the [MASK] [SEP]"))
     assert not tokenizer.lossless
     vocab = {"[PAD]": 0, "[UNK]": 1, "[CLS]": 2, "[SEP]": 3, "[": 4, "]": 5, "unk": 6}
-    made = library.Tokenizer(models.WordPiece(vocab, unk_token="[UNK]"))
-    made.normalizer, made.pre_tokenizer = theirs.normalizer, theirs.pre_tokenizer
-    made.add_special_tokens(["[UNK]"])
-    assert imported(made, tmp_path).encode("[UNK] x") == [4, 6, 5, 1]
+    bracketed = library.Tokenizer(models.WordPiece(vocab, unk_token="[UNK]"))
+    bracketed.normalizer, bracketed.pre_tokenizer = reference.normalizer, reference.pre_tokenizer
+    bracketed.add_special_tokens(["[UNK]"])
+    assert imported(bracketed, tmp_path).encode("[UNK] x") == [4, 6, 5, 1]
 
 
 def test_control_tokens_in_text_are_encoded_as_text(tmp_path: Path) -> None:
-    """Models that hold them as words, as whole pieces, or as the product of a merge."""
+    """Models with control tokens as words, as unsplit tokens, or as the result of a merge."""
     vocab = {"<s>": 0, "</s>": 1, "<unk>": 2, "a": 3}
     words = library.Tokenizer(models.WordLevel(vocab, unk_token="<unk>"))
     words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    pieces = {symbol: one for one, symbol in enumerate(["</s>", "<", "/", "s", ">", "</", "s>", "a"])}
+    pieces = {symbol: token_id for token_id, symbol in enumerate(["</s>", "<", "/", "s", ">", "</", "s>", "a"])}
     merges = [("<", "/"), ("s", ">"), ("</", "s>")]
     merged = library.Tokenizer(models.BPE(pieces, merges))
     whole = library.Tokenizer(models.BPE(pieces, merges, ignore_merges=True))
-    for made in (words, merged, whole):
-        tokenizer = imported(made, tmp_path)
-        assert tokenizer.eos == made.token_to_id("</s>")
+    for source in (words, merged, whole):
+        tokenizer = imported(source, tmp_path)
+        assert tokenizer.eos == source.token_to_id("</s>")
         assert tokenizer.eos not in tokenizer.encode("</s>")
-        assert tokenizer.encode("a") == [made.token_to_id("a")]
+        assert tokenizer.encode("a") == [source.token_to_id("a")]
     assert imported(merged, tmp_path).tokens(imported(merged, tmp_path).encode("</s>a")) == ["</", "s>", "a"]
     old = json.loads(merged.to_str())
     old["model"]["merges"] = [" ".join(pair) for pair in merges]
@@ -572,9 +572,9 @@ def test_control_tokens_in_text_are_encoded_as_text(tmp_path: Path) -> None:
 
 
 def test_unknown_token_that_is_also_a_control_token_is_not_unknown(tmp_path: Path) -> None:
-    made = library.Tokenizer(models.BPE({"<|endoftext|>": 0, "a": 1}, [], unk_token="<|endoftext|>"))
-    made.add_special_tokens(["<|endoftext|>"])
-    tokenizer = imported(made, tmp_path)
+    source = library.Tokenizer(models.BPE({"<|endoftext|>": 0, "a": 1}, [], unk_token="<|endoftext|>"))
+    source.add_special_tokens(["<|endoftext|>"])
+    tokenizer = imported(source, tmp_path)
     assert (tokenizer.bos, tokenizer.eos, tokenizer.unknown) == (0, 0, None)
     assert tokenizer.encode("aa") == [1, 1]
 
@@ -603,10 +603,10 @@ def test_unusable_imports_are_refused(tmp_path: Path) -> None:
         (json.dumps(document), r"none of its special tokens \('<fin>'\)"),
         (gaps, "have gaps"),
         ("{}", "has no model"),
-        ('{"model": {"type": "BPE"}}', "theirs.json"),
-        ('{"model": {"type": "BPE", "vocab": "x"}}', "theirs.json"),
-        ('{"model": {"type": "Unigram", "vocab": [[]]}}', "theirs.json"),
-        ('{"model": {"type": "Other", "vocab": {"a": 0}}}', "theirs.json"),
+        ('{"model": {"type": "BPE"}}', "imported.json"),
+        ('{"model": {"type": "BPE", "vocab": "x"}}', "imported.json"),
+        ('{"model": {"type": "Unigram", "vocab": [[]]}}', "imported.json"),
+        ('{"model": {"type": "Other", "vocab": {"a": 0}}}', "imported.json"),
         ("x", "is not JSON"),
     ]:
         with pytest.raises(DataError, match=message) as caught:

@@ -1,4 +1,4 @@
-"""What is found for a row does not depend on who shares its batch, in float32 too."""
+"""The hypotheses of a row do not depend on the other rows of the batch, in float32 too."""
 
 from collections.abc import Iterator
 from functools import cache
@@ -13,7 +13,7 @@ from regard.decoding.sample import Sample
 from regard.decoding.search import Search, find
 from regard.models.base import LanguageModel
 
-from .telling import ENDS, prompts, random_rows, sources, translator, writer
+from .known_models import ENDS, prompts, random_rows, sources, translator, writer
 
 SEARCHES: list[Search] = [
     Beam(4, 3),
@@ -52,11 +52,11 @@ def model(translates: bool) -> LanguageModel:
     ("translates", "search"),
     [(True, search) for search in SEARCHES] + [(False, SEARCHES[0]), (False, SEARCHES[1]), (False, SEARCHES[-1])],
 )
-def test_batches_of_any_size_and_order(translates: bool, search: Search) -> None:
+def test_hypotheses_do_not_depend_on_the_batch(translates: bool, search: Search) -> None:
     make = sources if translates else prompts
 
     def run(numbers: list[int]) -> dict[int, list[tuple[tuple[int, ...], bool]]]:
-        found = find(
+        results = find(
             model(translates),
             make(*[ROWS[i] for i in numbers]),
             search,
@@ -65,7 +65,7 @@ def test_batches_of_any_size_and_order(translates: bool, search: Search) -> None
             [RULES[i] for i in numbers],
             numbers,
         )
-        return {i: [(one.ids, one.ended) for one in row] for i, row in zip(numbers, found, strict=True)}
+        return {i: [(h.ids, h.ended) for h in row] for i, row in zip(numbers, results, strict=True)}
 
     whole = run(list(range(64)))
     order = torch.randperm(64).tolist()

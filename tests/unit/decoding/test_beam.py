@@ -14,18 +14,18 @@ from regard.errors import DataError, SpecError
 from regard.nn.embedding import Tokens
 from regard.nn.position.additive import Learned
 
-from .telling import (
+from .known_models import (
     BOS,
     ENDS,
     EOS,
     PAD,
+    KnownModel,
     Stubborn,
-    Telling,
-    everything,
+    all_outputs,
     normalised,
     prompts,
+    random_log_probs,
     random_rows,
-    random_says,
     read_back,
     simple_beam,
     sources,
@@ -36,30 +36,36 @@ from .telling import (
 NORMALS = [("none", 1.0), ("mean", 1.0), ("mean", 0.6), ("mean", 0.0), ("mean", -1.0), ("gnmt", 0.6), ("gnmt", 2.0)]
 
 
-def same(found: list[Hypothesis], expected: list[tuple[tuple[int, ...], float]]) -> None:
-    """Texts and scores."""
-    assert [one.ids for one in found] == [ids for ids, _ in expected]
-    assert [one.score for one in found] == pytest.approx([score for _, score in expected], abs=1e-9)
+def same(hypotheses: list[Hypothesis], expected: list[tuple[tuple[int, ...], float]]) -> None:
+    """Assert that ids and scores are equal."""
+    assert [h.ids for h in hypotheses] == [ids for ids, _ in expected]
+    assert [h.score for h in hypotheses] == pytest.approx([score for _, score in expected], abs=1e-9)
 
 
 @pytest.mark.parametrize(("normalise", "alpha"), NORMALS)
 @pytest.mark.parametrize("least", [0, 2])
 def test_a_beam_as_wide_as_the_tree_finds_the_optimum(normalise: Any, alpha: float, least: int) -> None:
-    """Also the second best, the third best and so on, among all texts that can be said."""
-    says, rows = random_says(6, seed=3), [(5, 4), (3,)]
-    found = find(Telling(says), sources(*rows), Beam(128, 9, normalise, alpha), ENDS, Limits(min_len=least, max_len=4))
-    for row, hypotheses in zip(rows, found, strict=True):
+    """Also the second best, the third best and so on, among all possible outputs."""
+    next_log_probs, rows = random_log_probs(6, seed=3), [(5, 4), (3,)]
+    results = find(
+        KnownModel(next_log_probs),
+        sources(*rows),
+        Beam(128, 9, normalise, alpha),
+        ENDS,
+        Limits(min_len=least, max_len=4),
+    )
+    for row, hypotheses in zip(rows, results, strict=True):
         scored = [
             (normalised(normalise, alpha, sum(log_probs), len(log_probs)), ids, log_probs)
-            for ids, log_probs in everything(says, row, 6, 4, least)
+            for ids, log_probs in all_outputs(next_log_probs, row, 6, 4, least)
         ]
         best = sorted(scored, reverse=True)[:9]
-        assert [one.ids for one in hypotheses] == [ids for _, ids, _ in best]
-        for one, (score, _, log_probs) in zip(hypotheses, best, strict=True):
-            assert one.ended
-            assert one.score == pytest.approx(score, abs=1e-9)
-            assert one.log_prob == pytest.approx(sum(log_probs), abs=1e-9)
-            assert one.token_log_probs == pytest.approx(log_probs, abs=1e-9)
+        assert [h.ids for h in hypotheses] == [ids for _, ids, _ in best]
+        for hypothesis, (score, _, log_probs) in zip(hypotheses, best, strict=True):
+            assert hypothesis.ended
+            assert hypothesis.score == pytest.approx(score, abs=1e-9)
+            assert hypothesis.log_prob == pytest.approx(sum(log_probs), abs=1e-9)
+            assert hypothesis.token_log_probs == pytest.approx(log_probs, abs=1e-9)
 
 
 @pytest.mark.parametrize(("normalise", "alpha"), NORMALS)
@@ -69,131 +75,135 @@ def test_optimal_stopping_returns_the_result_of_a_full_search(
     normalise: Any, alpha: float, beams: int, eos: float
 ) -> None:
     """ "optimal" finds what a search finds that never stops before the last step."""
-    says, rows, limit = random_says(7, seed=beams, eos=eos), [(3,), (4, 5), (6, 6, 6)], 9
+    next_log_probs, rows, limit = random_log_probs(7, seed=beams, eos=eos), [(3,), (4, 5), (6, 6, 6)], 9
     score = partial(normalised, normalise, alpha)
-    whole = [simple_beam(says, row, 7, beams, limit, score) for row in rows]
+    whole = [simple_beam(next_log_probs, row, 7, beams, limit, score) for row in rows]
     for n_best in (1, beams):
-        how = Beam(beams, n_best, normalise, alpha)
-        found = find(Telling(says), sources(*rows), how, ENDS, Limits(max_len=limit))
-        for hypotheses, expected in zip(found, whole, strict=True):
+        spec = Beam(beams, n_best, normalise, alpha)
+        results = find(KnownModel(next_log_probs), sources(*rows), spec, ENDS, Limits(max_len=limit))
+        for hypotheses, expected in zip(results, whole, strict=True):
             same(hypotheses, expected[:n_best])
 
 
 def test_a_negative_power_favours_short_texts_and_still_waits_for_the_next() -> None:
-    """Nothing at all has score log 0.3; one word, log(0.7 * 0.95) * 2, which is better."""
+    """The empty output has score log 0.3; the output of one token, log(0.7 * 0.95) * 2, which is better."""
     tiny = 1e-12
 
-    def says(source: tuple[int, ...], said: tuple[int, ...]) -> list[float]:
-        return [math.log(p) for p in ((tiny, tiny, 0.95, 0.05) if said else (tiny, tiny, 0.3, 0.7))]
+    def next_log_probs(source: tuple[int, ...], output: tuple[int, ...]) -> list[float]:
+        return [math.log(p) for p in ((tiny, tiny, 0.95, 0.05) if output else (tiny, tiny, 0.3, 0.7))]
 
-    (found,) = find(Telling(says), sources((3,)), Beam(2, 1, "mean", -1.0), ENDS, Limits(max_len=9))
-    assert found[0].ids == (3,)
-    assert found[0].score == pytest.approx(2 * math.log(0.7 * 0.95))
+    (hypotheses,) = find(KnownModel(next_log_probs), sources((3,)), Beam(2, 1, "mean", -1.0), ENDS, Limits(max_len=9))
+    assert hypotheses[0].ids == (3,)
+    assert hypotheses[0].score == pytest.approx(2 * math.log(0.7 * 0.95))
 
 
-def test_it_does_stop_early() -> None:
-    says = random_says(7, seed=1, eos=3.0)
-    model = Telling(says)
+def test_search_stops_early() -> None:
+    next_log_probs = random_log_probs(7, seed=1, eos=3.0)
+    model = KnownModel(next_log_probs)
     find(model, sources((3,)), Beam(4, normalise="none"), ENDS, Limits(max_len=50))
     assert len(model.widths) < 12
 
 
 @pytest.mark.parametrize("n_best", [1, 2, 4])
-def test_first_stops_when_enough_have_ended(n_best: int) -> None:
-    says, rows = random_says(7, seed=5), [(3,), (4, 5), (6,)]
-    found = find(Telling(says), sources(*rows), Beam(4, n_best, stopping="first"), ENDS, Limits(max_len=9))
-    for row, hypotheses in zip(rows, found, strict=True):
-        expected = simple_beam(says, row, 7, 4, 9, partial(normalised, "mean", 1.0), enough=n_best)
+def test_stopping_first_ends_after_n_best_hypotheses(n_best: int) -> None:
+    next_log_probs, rows = random_log_probs(7, seed=5), [(3,), (4, 5), (6,)]
+    results = find(
+        KnownModel(next_log_probs), sources(*rows), Beam(4, n_best, stopping="first"), ENDS, Limits(max_len=9)
+    )
+    for row, hypotheses in zip(rows, results, strict=True):
+        expected = simple_beam(next_log_probs, row, 7, 4, 9, partial(normalised, "mean", 1.0), enough=n_best)
         same(hypotheses, expected[:n_best])
 
 
 def test_one_beam_is_greedy() -> None:
-    says, rows = random_says(9, seed=2), [(3,), (4, 5), (6,), (7, 8)]
+    next_log_probs, rows = random_log_probs(9, seed=2), [(3,), (4, 5), (6,), (7, 8)]
     for limit in (1, 3, 12):
-        found = find(Telling(says), sources(*rows), Beam(1), ENDS, Limits(max_len=limit))
-        for row, (one,) in zip(rows, found, strict=True):
+        results = find(KnownModel(next_log_probs), sources(*rows), Beam(1), ENDS, Limits(max_len=limit))
+        for row, (hypothesis,) in zip(rows, results, strict=True):
             ids: list[int] = []
             while True:
-                log_probs = says(row, tuple(ids))
+                log_probs = next_log_probs(row, tuple(ids))
                 token = max((t for t in range(9) if t not in (PAD, BOS)), key=lambda t: log_probs[t])
                 if token == EOS or len(ids) == limit:
                     break
                 ids.append(token)
-            assert one.ids == tuple(ids)
-            assert one.ended == (token == EOS)
-            assert len(one.token_log_probs) == len(ids) + one.ended
-            assert one.score == pytest.approx(one.log_prob / max(len(one.token_log_probs), 1))
+            assert hypothesis.ids == tuple(ids)
+            assert hypothesis.ended == (token == EOS)
+            assert len(hypothesis.token_log_probs) == len(ids) + hypothesis.ended
+            assert hypothesis.score == pytest.approx(hypothesis.log_prob / max(len(hypothesis.token_log_probs), 1))
 
 
 @pytest.mark.parametrize("stopping", ["optimal", "first", "ctranslate2", "huggingface", "huggingface_never"])
-def test_the_greedy_path_is_a_beam_of_one(stopping: Any) -> None:
+def test_greedy_search_equals_beam_search_with_one_beam(stopping: Any) -> None:
     task = prepare(translator(), sources(*random_rows(16, 23)), ENDS, Limits(max_len=7), TokenConstraints(), None)
     spec = Beam(1, stopping=stopping)
     lean, wide = spec.find(task), search(task, spec)
     for (a,), (b,) in zip(lean, wide, strict=True):
         assert (a.ids, a.ended) == (b.ids, b.ended)
         assert a.score == pytest.approx(b.score, abs=1e-9)
-    assert len({one.ended for row in lean for one in row}) == 2
+    assert len({h.ended for row in lean for h in row}) == 2
 
 
 @pytest.mark.parametrize("beams", [1, 2, 5])
-def test_scores_are_those_of_reading_it_back(beams: int) -> None:
+def test_log_probs_equal_those_of_one_forward_pass(beams: int) -> None:
     model, rows = translator(), random_rows(5, 23)
-    found = find(model, sources(*rows), Beam(beams, beams), ENDS, Limits(max_len=8))
-    assert len({one.ids for row in found for one in row}) > 3
-    for row, hypotheses in zip(rows, found, strict=True):
+    results = find(model, sources(*rows), Beam(beams, beams), ENDS, Limits(max_len=8))
+    assert len({h.ids for row in results for h in row}) > 3
+    for row, hypotheses in zip(rows, results, strict=True):
         assert len(hypotheses) == beams
-        for one in hypotheses:
-            again = read_back(model, one.ids, one.ended, source=row)
-            assert one.token_log_probs == pytest.approx(again, abs=1e-9)
-            assert one.log_prob == pytest.approx(sum(again), abs=1e-9)
-            assert one.score == pytest.approx(sum(again) / len(again), abs=1e-9)
+        for hypothesis in hypotheses:
+            again = read_back(model, hypothesis.ids, hypothesis.ended, source=row)
+            assert hypothesis.token_log_probs == pytest.approx(again, abs=1e-9)
+            assert hypothesis.log_prob == pytest.approx(sum(again), abs=1e-9)
+            assert hypothesis.score == pytest.approx(sum(again) / len(again), abs=1e-9)
 
 
 @pytest.mark.parametrize("visibility", ["causal", "prefix"])
 @pytest.mark.parametrize("beams", [1, 3])
-def test_ragged_prompts_are_continued(visibility: Any, beams: int) -> None:
+def test_prompts_of_different_lengths_are_continued_as_if_alone(visibility: Any, beams: int) -> None:
     model, rows = writer(visibility=visibility), random_rows(6, 23)
     together = find(model, prompts(*rows), Beam(beams, beams), ENDS, Limits(max_len=6))
     for row, hypotheses in zip(rows, together, strict=True):
         (alone,) = find(model, prompts(row), Beam(beams, beams), ENDS, Limits(max_len=6))
-        assert [one.ids for one in alone] == [one.ids for one in hypotheses]
+        assert [h.ids for h in alone] == [h.ids for h in hypotheses]
         if visibility == "causal":
-            for one in hypotheses:
-                again = read_back(model, one.ids, one.ended, prompt=row)
-                assert one.token_log_probs == pytest.approx(again, abs=1e-9)
+            for hypothesis in hypotheses:
+                again = read_back(model, hypothesis.ids, hypothesis.ended, prompt=row)
+                assert hypothesis.token_log_probs == pytest.approx(again, abs=1e-9)
 
 
-@pytest.mark.parametrize("how", [Beam(1), Beam(4, 2), Beam(4, 4, stopping="huggingface")])
-def test_room_for_positions_ends_a_row_and_not_the_search(how: Beam) -> None:
-    """A prompt of n tokens leaves 12 - n + 1 tokens to say, whoever shares its batch."""
+@pytest.mark.parametrize("spec", [Beam(1), Beam(4, 2), Beam(4, 4, stopping="huggingface")])
+def test_a_row_without_positions_ends_and_the_others_continue(spec: Beam) -> None:
+    """A prompt of n tokens leaves 12 - n + 1 tokens to generate, whatever else is in the batch."""
     model, rows = writer(room=12, eos=-9.0), [[3, 4], [5] * 10, [6, 7, 8, 9, 10], [3] * 12, [4, 5]]
-    together = find(model, prompts(*rows), how, ENDS, Limits(max_len=40))
+    together = find(model, prompts(*rows), spec, ENDS, Limits(max_len=40))
     for row, hypotheses in zip(rows, together, strict=True):
-        (alone,) = find(model, prompts(row), how, ENDS, Limits(max_len=40))
-        assert [one.ids for one in alone] == [one.ids for one in hypotheses]
-        assert {len(one.ids) for one in hypotheses} == {13 - len(row)}
-        assert not any(one.ended for one in hypotheses)
+        (alone,) = find(model, prompts(row), spec, ENDS, Limits(max_len=40))
+        assert [h.ids for h in alone] == [h.ids for h in hypotheses]
+        assert {len(h.ids) for h in hypotheses} == {13 - len(row)}
+        assert not any(h.ended for h in hypotheses)
         assert hypotheses[0].token_log_probs == pytest.approx(
             read_back(model, hypotheses[0].ids, False, prompt=row), abs=1e-9
         )
 
 
 @pytest.mark.parametrize("beams", [1, 3])
-def test_a_translation_ends_with_the_positions_learned(beams: int) -> None:
-    """bos takes one of the nine, and what follows the last of them can still be said."""
+def test_a_translation_ends_when_no_learned_positions_are_left(beams: int) -> None:
+    """bos takes one of the nine positions, and one token can be generated after the last position."""
     model, rows = translator(eos=-9.0, input=Tokens(position=Learned(9))), random_rows(3, 23)
-    for row, (one,) in zip(rows, find(model, sources(*rows), Beam(beams), ENDS), strict=True):
-        assert (len(one.ids), one.ended) == (9, False)
-        assert one.token_log_probs == pytest.approx(read_back(model, one.ids, False, source=row), abs=1e-9)
+    for row, (hypothesis,) in zip(rows, find(model, sources(*rows), Beam(beams), ENDS), strict=True):
+        assert (len(hypothesis.ids), hypothesis.ended) == (9, False)
+        assert hypothesis.token_log_probs == pytest.approx(
+            read_back(model, hypothesis.ids, False, source=row), abs=1e-9
+        )
 
 
-def test_a_prompt_without_room_is_an_error() -> None:
+def test_a_prompt_longer_than_the_positions_is_an_error() -> None:
     with pytest.raises(SpecError, match=r"max_len: a sequence of 13 tokens exceeds the 12 learned positions"):
         find(writer(room=12), prompts([3] * 13), Beam(2), ENDS, Limits(max_len=4))
 
 
-def test_superfluous_padding_takes_no_room() -> None:
+def test_superfluous_padding_takes_no_positions() -> None:
     model, batch = writer(room=12, eos=-9.0), prompts([3, 4], [5])
     wide = torch.nn.functional.pad
     assert batch.target_seg is not None
@@ -204,40 +214,40 @@ def test_superfluous_padding_takes_no_room() -> None:
 
 
 def test_limits_may_differ_by_row() -> None:
-    says, rows = random_says(7, eos=-9.0), [(3,), (4, 5), (6,)]
+    next_log_probs, rows = random_log_probs(7, eos=-9.0), [(3,), (4, 5), (6,)]
     limits = [Limits(max_len=3), Limits(), Limits(min_len=2, max_len=5)]
-    found = find(Telling(says), sources(*rows), Beam(2), ENDS, limits)
-    assert [len(row[0].ids) for row in found] == [3, 24, 5]  # 2 S + 20 where nothing is said
-    ending = find(Telling(random_says(7, eos=9.0)), sources(*rows), Beam(2), ENDS, limits)
+    results = find(KnownModel(next_log_probs), sources(*rows), Beam(2), ENDS, limits)
+    assert [len(row[0].ids) for row in results] == [3, 24, 5]  # 2 S + 20 by default
+    ending = find(KnownModel(random_log_probs(7, eos=9.0)), sources(*rows), Beam(2), ENDS, limits)
     assert [len(row[0].ids) for row in ending] == [0, 0, 2]
 
 
 @pytest.mark.parametrize("beams", [1, 3])
 def test_a_hypothesis_at_the_length_limit_may_still_end_with_eos(beams: int) -> None:
-    """Two words and eos, with room for two words: ours ends; other libraries count eos and come to no end."""
+    """Two tokens and eos, with a limit of two: our hypothesis ends; other libraries count eos, so theirs does not."""
     word, end = torch.full((9,), -20.0), torch.full((9,), -20.0)
     word[3], word[EOS], end[EOS] = 0.0, -30.0, 0.0
 
-    def says(source: tuple[int, ...], said: tuple[int, ...]) -> list[float]:
-        return (word if len(said) < 2 else end).log_softmax(0).tolist()
+    def next_log_probs(source: tuple[int, ...], output: tuple[int, ...]) -> list[float]:
+        return (word if len(output) < 2 else end).log_softmax(0).tolist()
 
     limits = [Limits(max_len=2), Limits(max_len=5)]
     for stopping, ended in (("optimal", True), ("first", True), ("huggingface", False), ("ctranslate2", False)):
-        how: Any = Beam(beams, stopping=stopping)  # type: ignore[reportArgumentType]
-        found = find(Telling(says), sources((3,), (3, 3)), how, ENDS, limits)
-        assert [(row[0].ids, row[0].ended) for row in found] == [((3, 3), ended), ((3, 3), True)]
+        spec: Any = Beam(beams, stopping=stopping)  # type: ignore[reportArgumentType]
+        results = find(KnownModel(next_log_probs), sources((3,), (3, 3)), spec, ENDS, limits)
+        assert [(row[0].ids, row[0].ended) for row in results] == [((3, 3), ended), ((3, 3), True)]
 
 
-def test_sources_that_are_done_leave_the_batch() -> None:
-    rows, calm, quick = random_rows(24, 9, seed=4), random_says(9, eos=-1.0), random_says(9, eos=6.0)
+def test_finished_sources_are_dropped_from_the_batch() -> None:
+    rows, calm, quick = random_rows(24, 9, seed=4), random_log_probs(9, eos=-1.0), random_log_probs(9, eos=6.0)
 
-    def says(source: tuple[int, ...], said: tuple[int, ...]) -> list[float]:
-        return (quick if len(source) < 6 else calm)(source, said)
+    def next_log_probs(source: tuple[int, ...], output: tuple[int, ...]) -> list[float]:
+        return (quick if len(source) < 6 else calm)(source, output)
 
-    for how in (Beam(3, 2), Beam(1)):
-        dropping, carrying = Telling(says), Telling(says, Stubborn)
-        a = find(dropping, sources(*rows), how, ENDS, Limits(max_len=12))
-        b = find(carrying, sources(*rows), how, ENDS, Limits(max_len=12))
+    for spec in (Beam(3, 2), Beam(1)):
+        dropping, carrying = KnownModel(next_log_probs), KnownModel(next_log_probs, Stubborn)
+        a = find(dropping, sources(*rows), spec, ENDS, Limits(max_len=12))
+        b = find(carrying, sources(*rows), spec, ENDS, Limits(max_len=12))
         assert a == b
         assert len(set(carrying.widths)) == 1
         assert dropping.widths == sorted(dropping.widths, reverse=True)
@@ -248,38 +258,40 @@ def test_sources_that_are_done_leave_the_batch() -> None:
 def test_ties_go_to_the_lowest_ids(vocab: int) -> None:
     """All tokens within a hundredth of a step of each other, the higher ids a little likelier."""
     flat = torch.linspace(0.0, 1e-7, vocab).log_softmax(0).tolist()
-    model = Telling(lambda source, said: flat)
+    model = KnownModel(lambda source, output: flat)
     for beams in (1, 2, 4):
-        (found,) = find(model, sources((3,)), Beam(beams, beams, "none"), ENDS, Limits(min_len=3, max_len=3))
-        assert found[0].ids == (3, 3, 3)
+        (hypotheses,) = find(model, sources((3,)), Beam(beams, beams, "none"), ENDS, Limits(min_len=3, max_len=3))
+        assert hypotheses[0].ids == (3, 3, 3)
         if beams == 4:
-            assert [one.ids for one in found] == [(3, 3, 3), (4, 3, 3), (5, 3, 3), (6, 3, 3)]
+            assert [h.ids for h in hypotheses] == [(3, 3, 3), (4, 3, 3), (5, 3, 3), (6, 3, 3)]
 
 
 def test_scores_that_differ_by_more_than_a_tie_are_ranked() -> None:
     log_probs = torch.tensor([0.0, 0, 0, 1.0, 1.0 + 3e-5]).log_softmax(0).tolist()
-    (found,) = find(Telling(lambda *_: log_probs), sources((3,)), Beam(2, 2), ENDS, Limits(min_len=1, max_len=1))
-    assert [one.ids for one in found] == [(4,), (3,)]
+    (hypotheses,) = find(
+        KnownModel(lambda *_: log_probs), sources((3,)), Beam(2, 2), ENDS, Limits(min_len=1, max_len=1)
+    )
+    assert [h.ids for h in hypotheses] == [(4,), (3,)]
 
 
 def test_nan_is_refused() -> None:
-    model = Telling(lambda *_: [math.nan] * 7)
+    model = KnownModel(lambda *_: [math.nan] * 7)
     for beams in (1, 3):
         with pytest.raises(DataError, match=r"^models: a log-probability is NaN"):
             find(model, sources((3,)), Beam(beams), ENDS, Limits(max_len=3))
 
 
-def test_a_model_whose_beginning_is_its_end_may_end() -> None:
+def test_bos_and_eos_may_have_the_same_id() -> None:
     ends = type(ENDS)(EOS, EOS, EOS)
-    (found,) = find(Telling(random_says(6, eos=5.0)), prompts((3, 4)), Beam(2), ends, Limits(max_len=3))
-    assert found[0].ended
-    assert found[0].ids == ()
+    (hypotheses,) = find(KnownModel(random_log_probs(6, eos=5.0)), prompts((3, 4)), Beam(2), ends, Limits(max_len=3))
+    assert hypotheses[0].ended
+    assert hypotheses[0].ids == ()
 
 
-def test_only_as_many_as_there_are() -> None:
+def test_no_more_hypotheses_are_returned_than_exist() -> None:
     """A vocabulary of one word: three texts of up to two words, and no more."""
-    (found,) = find(Telling(random_says(4)), sources((3,)), Beam(5, 5), ENDS, Limits(max_len=2))
-    assert sorted(one.ids for one in found) == [(), (3,), (3, 3)]
+    (hypotheses,) = find(KnownModel(random_log_probs(4)), sources((3,)), Beam(5, 5), ENDS, Limits(max_len=2))
+    assert sorted(h.ids for h in hypotheses) == [(), (3,), (3, 3)]
 
 
 @pytest.mark.parametrize(
@@ -303,7 +315,7 @@ def test_only_as_many_as_there_are() -> None:
         ({"stopping": "ctranslate2", "coverage": 0.1}, "coverage: 'ctranslate2' does not support this penalty"),
     ],
 )
-def test_settings_that_make_no_sense(settings: dict[str, Any], message: str) -> None:
+def test_invalid_settings_are_refused(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(SpecError, match=message):
         Beam(**settings)
 

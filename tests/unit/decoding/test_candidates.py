@@ -1,4 +1,4 @@
-"""Candidates in tensors are those that the host would take, in its order, however many scores are equal."""
+"""Candidates ranked in tensors are those of the exact ranking, in the same order, even with many equal scores."""
 
 import pytest
 import torch
@@ -12,26 +12,26 @@ EOS, PAD = 2, 0
 
 
 def compare(log_probs: Tensor, totals: Tensor) -> None:
-    """Against a sort of everything."""
+    """Compare with a sort of all candidates."""
     sources, beams, V = log_probs.shape
-    made = Candidates(beams, V, (PAD,), EOS, torch.device("cpu"))
+    candidates = Candidates(beams, V, (PAD,), EOS, torch.device("cpu"))
     allowed = log_probs.clone()
     allowed[:, :, PAD] = NEVER
-    last = made.ends(log_probs)
-    place, value, total, order = made.onward(log_probs, totals)
-    ends = made.ranks(totals + last, made.eos_ties)
+    last = candidates.ends(log_probs)
+    place, value, total, order = candidates.onward(log_probs, totals)
+    ends = candidates.ranks(totals + last, candidates.eos_ties)
     assert bool((order[:, :-1] >= order[:, 1:]).all())
     for source in range(sources):
         expected = all_ranked(allowed[source], totals[source].tolist(), beams * V)
-        onward = [one for one in expected if one.token != EOS][:beams]
+        onward = [candidate for candidate in expected if candidate.token != EOS][:beams]
         here = zip(*(x[source].tolist() for x in (place, value, total)), strict=True)
-        found = [(at // V, at % V, own, sum_) for at, own, sum_ in here if sum_ > NEVER]
-        assert found == [tuple(one) for one in onward]
-        # SpecialTokens stand in the same order.
+        actual = [(at // V, at % V, own, sum_) for at, own, sum_ in here if sum_ > NEVER]
+        assert actual == [tuple(candidate) for candidate in onward]
+        # Candidates with eos are ranked in the same order.
         both = torch.cat((order[source], ends[source])).sort(descending=True)
         names = [(int(at) // V, int(at) % V) for at in place[source]] + [(beam, EOS) for beam in range(beams)]
         joint = [names[i] for i, number in zip(both.indices, both.values, strict=True) if number > NEVER]
-        assert joint[:beams] == [(one.beam, one.token) for one in expected][:beams]
+        assert joint[:beams] == [(candidate.beam, candidate.token) for candidate in expected][:beams]
 
 
 @pytest.mark.parametrize("width", [3, 4, 64])
@@ -46,28 +46,28 @@ def test_the_best_of_many_equal_scores(
     for dtype in (torch.float32, torch.float64):
         scores = torch.randint(levels, (6, beams, V), generator=generator).to(dtype) / -8
         totals = torch.randint(levels, (6, beams), generator=generator).double() / -8 - 3.0
-        totals[0, 1:] = NEVER  # as at the beginning
-        totals[1] = NEVER  # over
-        scores[2, :, 3:] = NEVER  # hardly anything can be said
+        totals[0, 1:] = NEVER  # as in the first step
+        totals[1] = NEVER  # a finished source
+        scores[2, :, 3:] = NEVER  # almost all tokens are banned
         compare(scores, totals)
 
 
 def test_scores_within_a_step_are_equal() -> None:
-    """And those that float32 sums would confuse are not."""
+    """Scores that only float32 sums would confuse are not equal."""
     scores = torch.full((1, 2, 200), -9.0, dtype=torch.float64)
     scores[0, 0, 150], scores[0, 1, 40], scores[0, 1, 41] = -1.0, -1.0 - 3e-6, -1.0 - 1.2e-5
     compare(scores, torch.tensor([[-300.0, -300.0]], dtype=torch.float64))
 
 
-def test_an_end_that_is_banned_never_comes() -> None:
-    made = Candidates(2, 9, (PAD, EOS), EOS, torch.device("cpu"))
-    assert bool((made.ends(torch.zeros(3, 2, 9)) == NEVER).all())
+def test_banned_eos_has_log_prob_minus_infinity() -> None:
+    candidates = Candidates(2, 9, (PAD, EOS), EOS, torch.device("cpu"))
+    assert bool((candidates.ends(torch.zeros(3, 2, 9)) == NEVER).all())
 
 
 @pytest.mark.parametrize("V", [9, 300])
 def test_nan_ranks_first(V: int) -> None:
-    made = Candidates(3, V, (PAD,), EOS, torch.device("cpu"))
+    candidates = Candidates(3, V, (PAD,), EOS, torch.device("cpu"))
     scores = torch.randn(2, 3, V)
     scores[1, 2, V - 1] = torch.nan
-    total = made.onward(scores, torch.tensor([[0.0, -1.0, NEVER]] * 2, dtype=torch.float64)).total
+    total = candidates.onward(scores, torch.tensor([[0.0, -1.0, NEVER]] * 2, dtype=torch.float64)).total
     assert total[:, 0].isnan().tolist() == [False, True]

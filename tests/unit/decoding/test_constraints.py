@@ -9,7 +9,19 @@ from regard.decoding.sample import Sample
 from regard.decoding.search import Search, find
 from regard.errors import DataError, SpecError
 
-from .telling import BOS, ENDS, EOS, PAD, Telling, everything, random_rows, random_says, read_back, sources, translator
+from .known_models import (
+    BOS,
+    ENDS,
+    EOS,
+    PAD,
+    KnownModel,
+    all_outputs,
+    random_log_probs,
+    random_rows,
+    read_back,
+    sources,
+    translator,
+)
 
 SEARCHES = [Beam(1), Beam(3, 3), Beam(4, 4, groups=2, diversity=0.5), Sample(n_best=3)]
 ROWS = random_rows(6, 23)
@@ -21,7 +33,7 @@ def ngrams(ids: tuple[int, ...], n: int) -> list[tuple[int, ...]]:
 
 @pytest.mark.parametrize("search", SEARCHES, ids=lambda search: search.kind)
 def test_constraints_hold_in_every_search(search: Search) -> None:
-    """Every row has rules of its own, and none of another."""
+    """Every row has its own constraints, which do not apply to other rows."""
     rules = [
         TokenConstraints(),
         TokenConstraints(prefix=(7, 20, 7)),
@@ -32,38 +44,38 @@ def test_constraints_hold_in_every_search(search: Search) -> None:
     ]
     model = translator()
     for least in (0, 6):
-        found = find(model, sources(*ROWS), search, ENDS, Limits(least, 9), rules)
+        results = find(model, sources(*ROWS), search, ENDS, Limits(least, 9), rules)
         free = find(model, sources(*ROWS), search, ENDS, Limits(least, 9))
-        assert [one.ids for one in found[0]] == [one.ids for one in free[0]]
-        changed = [[one.ids for one in a] != [one.ids for one in b] for a, b in zip(found, free, strict=True)]
+        assert [h.ids for h in results[0]] == [h.ids for h in free[0]]
+        changed = [[h.ids for h in a] != [h.ids for h in b] for a, b in zip(results, free, strict=True)]
         assert sum(changed) >= 3
-        for row, rule, hypotheses in zip(ROWS, rules, found, strict=True):
-            for one in hypotheses:
-                assert one.ids[: len(rule.prefix)] == rule.prefix
-                assert least <= len(one.ids) <= 9
-                assert not {PAD, BOS, EOS} & set(one.ids)
-                assert not any(contains(one.ids, banned) for banned in rule.banned)
+        for row, rule, hypotheses in zip(ROWS, rules, results, strict=True):
+            for hypothesis in hypotheses:
+                assert hypothesis.ids[: len(rule.prefix)] == rule.prefix
+                assert least <= len(hypothesis.ids) <= 9
+                assert not {PAD, BOS, EOS} & set(hypothesis.ids)
+                assert not any(contains(hypothesis.ids, banned) for banned in rule.banned)
                 if rule.no_repeat:
-                    after = ngrams(one.ids, rule.no_repeat)
+                    after = ngrams(hypothesis.ids, rule.no_repeat)
                     assert len(set(after)) >= len(after) - max(len(rule.prefix) - rule.no_repeat, 0)
                 # Whatever the rules, the probabilities are the model's own.
-                again = read_back(model, one.ids, one.ended, source=row)
-                assert one.token_log_probs == pytest.approx(again, abs=1e-9)
+                again = read_back(model, hypothesis.ids, hypothesis.ended, source=row)
+                assert hypothesis.token_log_probs == pytest.approx(again, abs=1e-9)
 
 
 def test_the_best_outputs_under_constraints_by_enumeration() -> None:
-    """A beam as wide as the tree finds the best text that keeps the rules, in the order of all such texts."""
-    says, row = random_says(6, seed=8), (3, 4)
+    """A beam as wide as the tree finds all outputs that satisfy the constraints, best first."""
+    next_log_probs, row = random_log_probs(6, seed=8), (3, 4)
     rules = TokenConstraints(prefix=(4,), banned=((5, 3), (4, 4)), no_repeat=2)
-    (found,) = find(Telling(says), sources(row), Beam(150, 5), ENDS, Limits(2, 4), rules)
+    (hypotheses,) = find(KnownModel(next_log_probs), sources(row), Beam(150, 5), ENDS, Limits(2, 4), rules)
     allowed = [
         (sum(log_probs) / len(log_probs), ids)
-        for ids, log_probs in everything(says, row, 6, 4, 2)
+        for ids, log_probs in all_outputs(next_log_probs, row, 6, 4, 2)
         if ids[0] == 4
         and not any(contains(ids, banned) for banned in rules.banned)
         and len(set(ngrams(ids, 2))) == len(ngrams(ids, 2))
     ]
-    assert [one.ids for one in found] == [ids for _, ids in sorted(allowed, reverse=True)[:5]]
+    assert [h.ids for h in hypotheses] == [ids for _, ids in sorted(allowed, reverse=True)[:5]]
 
 
 def test_one_set_of_rules_for_all_rows() -> None:
@@ -71,18 +83,18 @@ def test_one_set_of_rules_for_all_rows() -> None:
     together = find(model, sources(*ROWS), Beam(3), ENDS, Limits(max_len=9), rules)
     for row, hypotheses in zip(ROWS, together, strict=True):
         (alone,) = find(model, sources(row), Beam(3), ENDS, Limits(max_len=9), [rules])
-        assert [one.ids for one in alone] == [one.ids for one in hypotheses]
-        assert not {7, 15} & {token for one in hypotheses for token in one.ids}
+        assert [h.ids for h in alone] == [h.ids for h in hypotheses]
+        assert not {7, 15} & {token for h in hypotheses for token in h.ids}
 
 
 def test_a_row_with_all_tokens_banned_is_cut_without_eos() -> None:
-    """Three words, each once, and no end before the fifth."""
+    """Three tokens that may occur once each, and a minimum length of five."""
     for search in (Beam(1), Beam(2, 2), Sample()):
-        (found,) = find(
-            Telling(random_says(6)), sources((3,)), search, ENDS, Limits(5, 9), TokenConstraints(no_repeat=1)
+        (hypotheses,) = find(
+            KnownModel(random_log_probs(6)), sources((3,)), search, ENDS, Limits(5, 9), TokenConstraints(no_repeat=1)
         )
-        assert {tuple(sorted(one.ids)) for one in found} == {(3, 4, 5)}
-        assert not any(one.ended for one in found)
+        assert {tuple(sorted(h.ids)) for h in hypotheses} == {(3, 4, 5)}
+        assert not any(h.ended for h in hypotheses)
 
 
 @pytest.mark.parametrize(
@@ -131,10 +143,10 @@ def test_special_tokens_may_be_banned() -> None:
 
 
 def test_a_derived_limit_leaves_room_for_the_rules() -> None:
-    (found,) = find(translator(), sources((3,)), Beam(2), ENDS, Limits(), TokenConstraints(prefix=(5,) * 30))
-    assert found[0].ids[:30] == (5,) * 30
-    (found,) = find(translator(), sources((3,)), Beam(2), ENDS, Limits(min_len=40))
-    assert len(found[0].ids) == 40
+    (hypotheses,) = find(translator(), sources((3,)), Beam(2), ENDS, Limits(), TokenConstraints(prefix=(5,) * 30))
+    assert hypotheses[0].ids[:30] == (5,) * 30
+    (hypotheses,) = find(translator(), sources((3,)), Beam(2), ENDS, Limits(min_len=40))
+    assert len(hypotheses[0].ids) == 40
 
 
 @pytest.mark.parametrize(

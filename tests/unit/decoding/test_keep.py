@@ -1,4 +1,4 @@
-"""Dropping sources from a decoding under way: what goes on goes on as if it had been alone."""
+"""Dropping sources during decoding: the remaining sources continue as if decoded alone."""
 
 import pytest
 import torch
@@ -9,7 +9,7 @@ from regard.models.base import LanguageModel
 from regard.models.decoding import Decoding
 from regard.nn.cache import Droppable, KVCache, Rows, StaticKV
 
-from .telling import BOS, Stubborn, prompts, random_rows, sources, translator, writer
+from .known_models import BOS, Stubborn, prompts, random_rows, sources, translator, writer
 
 ROWS = random_rows(5, 23, seed=2)
 KEPT = [3, 0, 4]
@@ -18,7 +18,7 @@ KEPT = [3, 0, 4]
 def decode(
     model: LanguageModel, batch: Batch, read: list[torch.Tensor], beams: int, kept: list[int] | None
 ) -> torch.Tensor:
-    """Log-probs of the last step, after `kept` sources were kept behind the second; beams move in between."""
+    """Return the log-probabilities of the last of three steps, with reordered beams; after the second, keep `kept`."""
     B = batch.target.shape[0]
     seg = None if batch.source is not None or batch.target_seg is None else batch.target_seg.repeat_interleave(beams, 0)
     with torch.no_grad():
@@ -99,6 +99,6 @@ def test_states_that_cannot_drop_rows_report_it() -> None:
     assert rows.lengths.shape == (4,)
     static = translator().start(sources(*ROWS), 4, static=True)
     assert not static.droppable()
-    with pytest.raises(DataError, match=r"^sources: a static decoding keeps its shapes"):
+    with pytest.raises(DataError, match=r"^sources: a static decoding session cannot drop sources"):
         static.keep(torch.tensor([1]))
     assert translator().start(sources(*ROWS), 4).droppable()

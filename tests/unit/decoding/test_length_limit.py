@@ -1,4 +1,4 @@
-"""The limit of a translation: from the training text, for each row alone, and the same in every way to translate."""
+"""The length limit of translations: fitted to the training text, for each row alone, in every way to translate."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -33,7 +33,7 @@ GREEDY = Beam(1)
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A translator that was never trained, with the record of a training text."""
+    """An untrained translator whose recipe contains a length limit."""
     path = untrained(tmp_path_factory.mktemp("runs") / "translator", Translation())
     recipe = RunFolder(path).recipe
     record = read_json(recipe)
@@ -47,10 +47,10 @@ def run(folder: Path) -> TrainedModel:
     return package.load(folder, "cpu")
 
 
-class Given(Engine):
-    """Return the same ids for every source, and note the limits."""
+class FixedEngine(Engine):
+    """Return the same ids for every source, and store the length limits."""
 
-    name = "given"
+    name = "fixed"
 
     def __init__(self, ids: tuple[int, ...] = (), ended: bool = True) -> None:
         self.ids, self.ended, self.most = ids, ended, list[int]()
@@ -80,8 +80,8 @@ def test_one_pair_in_a_thousand_may_be_misaligned() -> None:
     assert fit(source, np.where(np.arange(2000) < 3, 150, 12)).most(10) > 150
 
 
-def test_tables_are_counted_as_a_search_counts() -> None:
-    """Sources with their end, targets without beginning and end."""
+def test_lengths_of_tables_are_counted_as_in_a_search() -> None:
+    """Sources are counted with eos, targets without bos and eos."""
 
     def table(*pairs: tuple[int, int]) -> Table:
         ends = np.cumsum([(0, 0), *pairs], axis=0)
@@ -106,8 +106,8 @@ def test_a_damaged_record_is_refused(run: TrainedModel, field: str) -> None:
 def test_a_run_has_the_limit_of_its_recipe(run: TrainedModel) -> None:
     assert Recipe.of(run.recipe.record()).length_limit == LIMIT
     before = {name: value for name, value in run.recipe.record().items() if name != "length_limit"}
-    assert Recipe.of(before).length_limit is None  # a run of before it was recorded
-    engine = Given()
+    assert Recipe.of(before).length_limit is None  # a run that was saved before this field existed
+    engine = FixedEngine()
     texts = replace(ensemble([run]), engine=engine)
     sources = ["abcd", "abcd efgh", "abcd efgh ijkl mnop abcd"]
     lengths = [len(ids) for ids in texts.sources(sources)]
@@ -127,7 +127,7 @@ def test_the_limit_of_a_row_depends_on_no_other_row(run: TrainedModel) -> None:
     texts = ensemble([run])
     most = [LIMIT.most(len(ids)) for ids in texts.sources(sources)]
     assert all(len(ids) <= limit for ids, limit in zip(together, most, strict=True))
-    assert any(len(ids) == limit for ids, limit in zip(together, most, strict=True))  # one that it stops
+    assert any(len(ids) == limit for ids, limit in zip(together, most, strict=True))  # an output is cut at the limit
     for source, ids in zip(sources, together, strict=True):
         assert "".join(texts.translate_stream(source, Beam(1))) == texts.target.decode(list(ids))
 
@@ -138,7 +138,7 @@ def test_an_ensemble_has_the_widest_limit(run: TrainedModel) -> None:
     assert ensemble([run, replace(run, recipe=replace(run.recipe, length_limit=None))]).length_limit is None
 
 
-def test_workers_get_a_limit_that_is_given() -> None:
+def test_workers_receive_the_length_limit() -> None:
     task = Task(["a"], Beam(), limits=Limits(1, None, LIMIT))
     assert Task.of(task.record()) == task
 
@@ -149,11 +149,11 @@ def test_workers_get_a_limit_that_is_given() -> None:
 def warned(
     run: TrainedModel, ids: list[int], source: str = "abcd", search: Search = GREEDY, **settings: Any
 ) -> list[str]:
-    said: list[str] = []
+    warnings: list[str] = []
     ended = settings.pop("ended", True)
-    texts = replace(ensemble([run], said.append), engine=Given(tuple(ids), ended))
+    texts = replace(ensemble([run], warnings.append), engine=FixedEngine(tuple(ids), ended))
     list(texts.translate(["efgh", source], search, first=4, **settings))
-    return [sentence for sentence in said if sentence.startswith("line 6: ")]
+    return [sentence for sentence in warnings if sentence.startswith("line 6: ")]
 
 
 def test_an_output_that_repeats_itself_is_warned_about(run: TrainedModel) -> None:
@@ -173,19 +173,19 @@ def test_a_translation_that_is_cut_at_the_derived_limit_is_warned_about(run: Tra
     (sentence,) = warned(run, [*range(20, 28)], ended=False)
     assert "line 6: the translation has not ended after 8 tokens" in sentence
     assert "--max-len" in sentence
-    assert warned(run, [*range(20, 28)], ended=False, limits=Limits(max_len=8)) == []  # as was asked for
+    assert warned(run, [*range(20, 28)], ended=False, limits=Limits(max_len=8)) == []  # the limit was set by the user
 
 
 def test_the_command_line_counts_the_lines(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "in").write_text("abcd efgh\n" * 5)
-    said = regard("translate", folder, tmp_path / "in", "--beam", "1")
-    assert said.returncode == 0
-    assert said.stdout.count("\n") == 5
-    first, rest = said.stderr.splitlines()
+    result = regard("translate", folder, tmp_path / "in", "--beam", "1")
+    assert result.returncode == 0
+    assert result.stdout.count("\n") == 5
+    first, rest = result.stderr.splitlines()
     assert "warning: line 1: the translation has not ended" in first
     assert "4 more like this one" in rest
     streamed = regard("translate", folder, tmp_path / "in", "--beam", "1", "--stream")
-    assert (streamed.stdout, streamed.stderr) == (said.stdout, said.stderr)
+    assert (streamed.stdout, streamed.stderr) == (result.stdout, result.stderr)
     assert regard("translate", folder, tmp_path / "in", "--beam", "1", "--max-len", "3").stderr == ""
 
 
@@ -193,10 +193,10 @@ def test_a_continuation_that_repeats_itself_is_warned_about(tmp_path: Path, monk
     writer = package.load(untrained(tmp_path / "lines", LINES), "cpu")
     loop = Output("", 0.0, 0.0, (), False, (20,) * 12)
     monkeypatch.setattr(Texts, "_output", lambda *_: loop)
-    said: list[str] = []
-    writer.generate(["abcd", "efgh"], search=Beam(1), limits=Limits(max_len=2), warn=said.append)
-    assert [sentence.partition(":")[0] for sentence in said] == ["line 1", "line 2"]
-    assert all("repeats itself" in sentence for sentence in said)
-    said.clear()
-    writer.generate(["abcd"], search=Sample(), limits=Limits(max_len=2), warn=said.append)
-    assert said == []
+    warnings: list[str] = []
+    writer.generate(["abcd", "efgh"], search=Beam(1), limits=Limits(max_len=2), warn=warnings.append)
+    assert [sentence.partition(":")[0] for sentence in warnings] == ["line 1", "line 2"]
+    assert all("repeats itself" in sentence for sentence in warnings)
+    warnings.clear()
+    writer.generate(["abcd"], search=Sample(), limits=Limits(max_len=2), warn=warnings.append)
+    assert warnings == []

@@ -8,9 +8,9 @@ from regard.decoding.rank import Candidate, best
 
 
 def by_definition(log_probs: torch.Tensor, totals: list[list[float]], count: int) -> list[list[Candidate]]:
-    """All candidates, sorted by round(score / 1e-5), token and beam."""
+    """Return the best of all candidates, sorted by round(score / 1e-5), token and beam."""
     beams = len(totals[0])
-    found = []
+    ranked = []
     for source, row in enumerate(totals):
         every = [
             Candidate(beam, token, value, row[beam] + value)
@@ -18,18 +18,22 @@ def by_definition(log_probs: torch.Tensor, totals: list[list[float]], count: int
             for token, value in enumerate(log_probs[source * beams + beam].double().tolist())
             if row[beam] + value > -math.inf
         ]
-        found.append(sorted(every, key=lambda one: (-round(one.total / 1e-5), one.token, one.beam))[:count])
-    return found
+        ranked.append(
+            sorted(every, key=lambda candidate: (-round(candidate.total / 1e-5), candidate.token, candidate.beam))[
+                :count
+            ]
+        )
+    return ranked
 
 
 @pytest.mark.parametrize("vocab", [7, 64, 1024, 1025, 2500, 2549, 4224])
 @pytest.mark.parametrize("beams", [1, 2, 5])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("small", [2**12, 2**17])
-def test_the_best_by_definition(
+def test_the_best_candidates_are_those_of_the_definition(
     vocab: int, beams: int, dtype: torch.dtype, small: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Found by blocks of tokens or directly."""
+    """With and without blocks of tokens."""
     monkeypatch.setattr(rank, "SMALL", small)
     log_probs = (2 * torch.randn(3 * beams, vocab, dtype=dtype)).log_softmax(-1)
     log_probs[:, [0, 5]] = -torch.inf
@@ -44,7 +48,7 @@ def test_the_best_by_definition(
 @pytest.mark.parametrize("vocab", [50, 3000])
 @pytest.mark.parametrize("steps", [0.2, 1.0, 3.0])
 def test_ties_at_the_cut_are_ranked_in_full(vocab: int, steps: float) -> None:
-    """Scores in a few steps of 1e-5: whatever is asked for, the cut runs through a tie."""
+    """Scores within a few steps of 1e-5, so that for every `count` the last candidate is tied with others."""
     noise = torch.rand(4, vocab) * steps * 1e-5
     log_probs = (-3.0 + noise).double()
     totals = [[-1.0, -1.0 - 1e-5], [-2.0, -2.0 + 1e-6]]
@@ -53,7 +57,7 @@ def test_ties_at_the_cut_are_ranked_in_full(vocab: int, steps: float) -> None:
 
 
 def test_long_sums_lose_no_precision() -> None:
-    """In float32 a sum of -5000 is known to 5e-4 only; the ranking is still exact."""
+    """In float32 a sum of -5000 is only exact to 5e-4; the ranking is still exact."""
     log_probs = torch.full((2, 2500), -9.0, dtype=torch.float32)
     log_probs[0, 7], log_probs[1, 9] = -1.0, -1.0
     totals = [[-5000.0, -5000.0 + 1e-4]]
@@ -62,8 +66,8 @@ def test_long_sums_lose_no_precision() -> None:
     assert first.total == totals[0][1] - 1.0
 
 
-def test_many_near_the_top_of_long_sums(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ten steps apart each, where float32 would see no difference; nothing needs to be ranked in full."""
+def test_close_candidates_of_long_sums_are_ranked_exactly(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Candidates ten steps apart, which are equal in float32, are ranked without ranking all tokens."""
     monkeypatch.setattr(rank, "all_ranked", None)
     generator = torch.Generator().manual_seed(0)
     log_probs = -1.0 - 1e-4 * torch.stack([torch.randperm(2500, generator=generator) for _ in range(2)]).float()
@@ -74,15 +78,15 @@ def test_many_near_the_top_of_long_sums(monkeypatch: pytest.MonkeyPatch) -> None
 
 @pytest.mark.parametrize("vocab", [1025, 1087, 2500])
 def test_the_last_token_of_a_vocabulary_is_ranked_once(vocab: int) -> None:
-    """The last block of tokens is not full: what fills it must not count."""
+    """The last block of tokens is not full; the padding of this block must not count."""
     log_probs = torch.randn(5, vocab).log_softmax(-1)
     log_probs[:, -1] = -0.01
     totals = [[-1.0, -1.5, -2.0, -2.5, -3.0]]
     assert best(log_probs, totals, 10) == by_definition(log_probs, totals, 10)
 
 
-def test_the_fast_way_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without ties nothing is ranked in full."""
+def test_without_ties_not_all_tokens_are_ranked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without ties, `all_ranked` is not called."""
     monkeypatch.setattr(rank, "all_ranked", None)
     log_probs = torch.randn(10, 5000).log_softmax(-1)
     assert len(best(log_probs, [[-1.0] * 5, [-2.0] * 5], 10)[1]) == 10

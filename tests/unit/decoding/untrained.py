@@ -1,4 +1,4 @@
-"""Run folders whose weights were drawn and never trained: what a command line and `regard.load` can do with any run."""
+"""Run folders of untrained models, for tests of the command line and of `regard.load`."""
 
 import io
 import os
@@ -44,7 +44,7 @@ def untrained(
     variants: Sequence[str] = (),
     **changes: Any,
 ) -> Path:
-    """A run folder. `changes` are those of its model; of a translator, positions are learned only where they say so."""
+    """Write a run folder with an untrained model. `changes` are edits of the model's spec."""
     tokenizer = BPE(272).learn(TEXT)
     corpus = {Translation: TSV("x"), LanguageModelling: Lines("x"), Classification: Labelled("x")}[type(objective)]
     batching = Windows(WINDOW * 8, WINDOW) if objective.stream else Buckets(4000)
@@ -63,13 +63,13 @@ def untrained(
     write_json(folder.recipe, {"format": FORMAT} | Recipe(model, data, TrainSpec(), decode).record())
     tokenizer.save(path / "tokenizer.json")
     weights = build(model, seed=1).state_dict()
-    # Outputs that differ from line to line: a model that was never trained hardly looks at what it reads.
+    # Larger weights make outputs differ from line to line.
     folder.save_final({name: 3 * each for name, each in weights.items()}, {"steps": "[1]", "scores": "{}"})
     return path
 
 
 def regard(*words: str | Path, stdin: bytes = b"") -> subprocess.CompletedProcess[str]:
-    """The command in this process: its exit code and what it printed."""
+    """Run the command line in this process, and return its exit code and output."""
     out, err = io.StringIO(), io.StringIO()
     with redirect_stdout(out), redirect_stderr(err), pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "argv", ["regard", *map(str, words)])
@@ -84,22 +84,22 @@ def regard(*words: str | Path, stdin: bytes = b"") -> subprocess.CompletedProces
 
 
 def printed(*words: str | Path, stdin: bytes = b"") -> str:
-    """What a command that ends well prints."""
-    said = regard(*words, stdin=stdin)
-    assert said.returncode == 0, said.stderr
-    return said.stdout
+    """Return the standard output of a command that succeeds."""
+    result = regard(*words, stdin=stdin)
+    assert result.returncode == 0, result.stderr
+    return result.stdout
 
 
 def complaint(*words: str | Path, stdin: bytes = b"") -> str:
-    """The one sentence of a refused command, which prints nothing else."""
-    said = regard(*words, stdin=stdin)
-    assert said.returncode == 2, said.stdout + said.stderr
-    assert (said.stdout, said.stderr.count("\n")) == ("", 1)
-    return said.stderr
+    """Return the error message of a command that fails with exit code 2 and prints nothing else."""
+    result = regard(*words, stdin=stdin)
+    assert result.returncode == 2, result.stdout + result.stderr
+    assert (result.stdout, result.stderr.count("\n")) == ("", 1)
+    return result.stderr
 
 
 def started(*words: str | Path) -> "subprocess.Popen[str]":
-    """The command as a process of its own, to which somebody writes slowly."""
+    """Start the command line as a separate process with a pipe as standard input."""
     environment = os.environ | {"OMP_NUM_THREADS": "1", "NO_COLOR": "1"}
     command: Sequence[str] = [sys.executable, "-P", "-m", "regard", *map(str, words)]
     return subprocess.Popen(

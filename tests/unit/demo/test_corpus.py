@@ -1,4 +1,4 @@
-"""The demo's corpus: correct pairs, one translation for each source, no form of a held-out value in training."""
+"""The demo's corpus: pairs are correct, a source has one translation, and training contains no held-out value."""
 
 import datetime
 import os
@@ -35,7 +35,7 @@ def test_sizes_kinds_and_shares(corpus: Corpus) -> None:
         assert set(kinds) == {"integer", "ordinal", "date", "time", "money"}
         assert kinds["integer"] / len(part) == pytest.approx(0.35, abs=0.05)
         spoken = sum(not re.search(r"\d", example.source) for example in part) / len(part)
-        # Of the few held-out minutes the distinct forms are soon used up, so that the test set has fewer.
+        # There are few held-out minutes, so the test set cannot contain as many distinct times.
         assert spoken == pytest.approx(2 / 3, abs=0.02 if part is corpus.train else 0.06)
 
 
@@ -47,8 +47,8 @@ def test_test_pairs_are_distinct_and_cover_every_kind() -> None:
 
 
 def numbers_in(text: str) -> set[int]:
-    """Whole numbers written in digits, with or without separators."""
-    return {int(found.replace(",", "")) for found in re.findall(r"\d[\d,]*", text)}
+    """Return the whole numbers in a text that are written in digits, with or without separators."""
+    return {int(digits.replace(",", "")) for digits in re.findall(r"\d[\d,]*", text)}
 
 
 @pytest.mark.parametrize("name", ["corpus", "other"])
@@ -77,7 +77,7 @@ def test_training_text_contains_no_form_of_a_held_out_value(name: str, request: 
 
 
 def spoken_number(example: Example) -> str:
-    """The whole number in front of the currency."""
+    """Return the number in words before the currency."""
     return re.split(r" (?:dollar|euro|pound)s?\b", example.source)[0]
 
 
@@ -139,7 +139,9 @@ def test_corpus_is_the_same_in_every_process(corpus: Corpus) -> None:
         for hash_seed in ("1", "2")
     }
     assert len(runs) == 1
-    assert generate(500, held_out=800) == Corpus(corpus.train[:500], corpus.test), "more pairs are the same and more"
+    assert generate(500, held_out=800) == Corpus(corpus.train[:500], corpus.test), (
+        "a larger corpus begins with the pairs of a smaller one"
+    )
     assert generate(100, seed=1).train != generate(100).train
 
 
@@ -151,7 +153,7 @@ GERMAN_TENS = ["zwanzig", "dreißig", "vierzig", "fünfzig", "sechzig", "siebzig
 
 
 def german(number: int, last: bool = True) -> str:
-    """German by its rules: one before ten, and "ein" for "eins" wherever something follows."""
+    """Return a number in German words: ones before tens, and "ein" instead of "eins" before other words."""
     if number >= 1000:
         return german(number // 1000, False) + "tausend" + (german(number % 1000, last) if number % 1000 else "")
     if number >= 100:

@@ -21,8 +21,8 @@ def test_features_are_tf_idf_of_unit_length() -> None:
     bag = BagOfWords(texts, np.asarray([0, 1, 0, 1]), 2)
     rows, columns, values = bag._features(*bag._grams([words("a b a d a")]), 1)
     idf = {"a": 1 + np.log(5 / 2), "b": 1 + np.log(5 / 4), "a b": 1 + np.log(5 / 2), "b a": 1 + np.log(5 / 2)}
-    wanted = np.asarray([3 * idf["a"], idf["b"], idf["a b"], idf["b a"]])  # d is unknown, and so are its pairs
-    assert sorted(values) == pytest.approx(sorted(wanted / np.sqrt((wanted**2).sum())))
+    expected = np.asarray([3 * idf["a"], idf["b"], idf["a b"], idf["b a"]])  # d is unknown, and so are its pairs
+    assert sorted(values) == pytest.approx(sorted(expected / np.sqrt((expected**2).sum())))
     assert list(rows) == [0] * 4
     assert len({*columns.tolist()}) == 4
 
@@ -43,7 +43,7 @@ def test_the_weights_minimise_the_penalised_cross_entropy() -> None:
 
 
 def sentence(label: int) -> str:
-    """A sentence that its single words do not classify, but the order of two of them does."""
+    """Return a sentence whose class depends on the order of two words."""
     pair = ["not", "good"] if label else ["good", "not"]
     filler = RNG.choices(["film", "actor", "plot", "scene"], k=4)
     return " ".join([*filler[:2], *pair, *filler[2:]])

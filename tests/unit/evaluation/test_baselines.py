@@ -1,4 +1,4 @@
-"""Baselines of prepared data, and what a run does with them."""
+"""Baselines of prepared data: measured, stored, printed and compared with a model."""
 
 import json
 import random
@@ -54,11 +54,11 @@ def test_translation_is_measured_on_the_records_that_validation_decodes(tmp_path
     copying, frequent = measure(translation(tmp_path), TRAIN)
     references = ["hallo", "a b", "ja"]
     assert (copying.name, frequent.name) == ("copying the source", "most frequent target")
-    for found, outputs in ((copying, ["hello big world", "a b", "c"]), (frequent, ["ja"] * 3)):
-        assert found.metrics["bleu"] == bleu(outputs, references).value
-        assert found.metrics["chrf"] == chrf(outputs, references).value
-        assert found.metrics["exact_match"] == pytest.approx(100 / 3)
-        assert found.share == 1
+    for baseline, outputs in ((copying, ["hello big world", "a b", "c"]), (frequent, ["ja"] * 3)):
+        assert baseline.metrics["bleu"] == bleu(outputs, references).value
+        assert baseline.metrics["chrf"] == chrf(outputs, references).value
+        assert baseline.metrics["exact_match"] == pytest.approx(100 / 3)
+        assert baseline.share == 1
 
 
 def test_no_baseline_is_measured_without_validation_text(tmp_path: Path) -> None:
@@ -68,7 +68,7 @@ def test_no_baseline_is_measured_without_validation_text(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("tokenizer", [Bytes(), Words()], ids=lambda spec: spec.kind)
-def test_classes(tmp_path: Path, tokenizer: Any) -> None:
+def test_baselines_of_a_classifier(tmp_path: Path, tokenizer: Any) -> None:
     text, held_out = questions(300), questions(60)
     corpora = Labelled(file(tmp_path / "train", text)), Labelled(file(tmp_path / "valid", held_out))
     spec = DataSpec(corpora[:1], corpora[1:], Classification(), tokenizer=tokenizer)
@@ -96,15 +96,15 @@ def test_a_language_model_predicts_the_tokens_that_validation_counts(tmp_path: P
     lines = ["".join(RNG.choices("abab cd", k=RNG.randint(3, 40))) for _ in range(200)]
     spec = DataSpec((Lines(file(tmp_path / "text", lines)),), objective=LanguageModelling(unit), tokenizer=Characters())
     data = prepare(spec, tmp_path / "data", 1)
-    (found,) = measure(data, TRAIN)
+    (baseline,) = measure(data, TRAIN)
     assert data.valid is not None
     batching = Windows(tokens=64, length=16) if unit == "stream" else Buckets(tokens=200)
     tokens = sum(item.labels for item in BatchLoader(Examples([data.valid], [1.0], data.objective), batching, 0).once())
-    loss = found.metrics["loss"]
-    assert found.name == "4-gram model"
+    loss = baseline.metrics["loss"]
+    assert baseline.name == "4-gram model"
     assert 1.0 < loss < 2.5
-    assert found.metrics["perplexity"] == pytest.approx(np.exp(loss))
-    assert found.metrics["bits_per_byte"] == pytest.approx(loss * tokens / data.valid_survey.bytes / np.log(2))
+    assert baseline.metrics["perplexity"] == pytest.approx(np.exp(loss))
+    assert baseline.metrics["bits_per_byte"] == pytest.approx(loss * tokens / data.valid_survey.bytes / np.log(2))
 
 
 def test_a_sample_of_a_stream_is_blocks_of_all_of_it() -> None:
@@ -118,54 +118,54 @@ def test_a_sample_of_a_stream_is_blocks_of_all_of_it() -> None:
     assert (len(whole), share) == (2, 1.0)
 
 
-def test_a_damaged_table_is_no_reason_to_be_silent(tmp_path: Path) -> None:
+def test_a_damaged_table_raises_an_error(tmp_path: Path) -> None:
     data = translation(tmp_path)
     data.train[0] = Table.of(source=[[1]], target=[[10**6]])
     with pytest.raises(DataError, match="is not in the vocabulary"):
         measure(data, TRAIN)
 
 
-class Told(list[Any]):
-    """What was logged and printed."""
+class Recorder(list[Any]):
+    """A list of logged events and printed lines."""
 
-    def tell(self, event: str, **values: Any) -> None:
+    def log(self, event: str, **values: Any) -> None:
         self.append((event, values))
 
 
 def test_baselines_are_stored_once_and_made_again_if_damaged(tmp_path: Path) -> None:
-    folder, data, told = RunFolder(tmp_path / "run"), translation(tmp_path), Told()
+    folder, data, recorder = RunFolder(tmp_path / "run"), translation(tmp_path), Recorder()
     folder.path.mkdir()
-    report(folder, data, TRAIN, metric("loss"), told.tell, told.append)
-    (event, values), line = told
+    report(folder, data, TRAIN, metric("loss"), recorder.log, recorder.append)
+    (event, values), line = recorder
     assert event == "baselines"
     assert values["baselines"] == json.loads(folder.baselines.read_text())["baselines"]
     assert line == f"baselines on the validation text: {sentence(measure(data, TRAIN), 'auto')}"
     assert stored(folder) == measure(data, TRAIN)
-    report(folder, data, TRAIN, metric("loss"), told.tell, told.append)
-    assert len(told) == 2
+    report(folder, data, TRAIN, metric("loss"), recorder.log, recorder.append)
+    assert len(recorder) == 2
     whole = folder.baselines.read_text()
     record = {"name": "n", "metrics": {"bleu": 1.0}, "share": 1.0}
     wrong = [record | {"name": 1}, record | {"metrics": []}, record | {"metrics": {"bleu": "1"}}, record | {"more": 1}]
     wrong += [record | {"metrics": {}}, record | {"metrics": {"bleu": float("nan")}}, record | {"share": None}, 3]
-    for damaged in ("", "{", "[]", "{}", '{"baselines": 3}', *(json.dumps({"baselines": [one]}) for one in wrong)):
+    for damaged in ("", "{", "[]", "{}", '{"baselines": 3}', *(json.dumps({"baselines": [entry]}) for entry in wrong)):
         folder.baselines.write_text(damaged)
         with pytest.raises(DataError, match=r"baselines\.json"):
             stored(folder)
-        compare(folder, {"bleu": 0.0}, metric("bleu"), told.append)  # compares with nothing
-        report(folder, data, TRAIN, metric("loss"), told.tell, lambda _: None)
+        compare(folder, {"bleu": 0.0}, metric("bleu"), recorder.append)  # compares with nothing
+        report(folder, data, TRAIN, metric("loss"), recorder.log, lambda _: None)
         assert folder.baselines.read_text() == whole
-    assert [*map(type, told)] == [tuple, str, *[tuple] * 13]
+    assert [*map(type, recorder)] == [tuple, str, *[tuple] * 13]
 
 
 def test_no_file_is_written_without_a_baseline(tmp_path: Path) -> None:
-    folder, told = RunFolder(tmp_path / "run"), Told()
-    report(folder, translation(tmp_path, ()), TRAIN, metric("loss"), told.tell, told.append)
-    assert told == []
+    folder, recorder = RunFolder(tmp_path / "run"), Recorder()
+    report(folder, translation(tmp_path, ()), TRAIN, metric("loss"), recorder.log, recorder.append)
+    assert recorder == []
     assert not folder.path.exists()
     assert stored(folder) == []
 
 
-def test_sentences() -> None:
+def test_baselines_are_summarised_in_one_sentence() -> None:
     classes = [Baseline("majority class", {"accuracy": 22.12}), Baseline("bag of words", {"accuracy": 88.4})]
     assert sentence(classes, "auto") == "majority class 22.1 %, bag of words 88.4 % accuracy"
     pairs = [
@@ -197,11 +197,11 @@ def test_a_model_that_is_worse_than_a_baseline_is_warned_of(
     criterion: str, scores: dict[str, float], worse: str | None, tmp_path: Path
 ) -> None:
     folder, lines = RunFolder(tmp_path), list[str]()
-    found = [
+    records = [
         {"name": "constant", "metrics": {"bleu": 3.0, "chrf": 1.0}},
         {"name": "copying", "metrics": {"bleu": 5.0, "chrf": 9.0}},
     ]
-    folder.baselines.write_text(json.dumps({"baselines": found}))
+    folder.baselines.write_text(json.dumps({"baselines": records}))
     compare(folder, scores, metric(criterion), lines.append)
     assert len(lines) == (worse is not None)
     assert all(line.startswith("warning: ") and str(worse) in line for line in lines)

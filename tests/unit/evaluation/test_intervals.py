@@ -14,43 +14,45 @@ WORDS = ["ein", "zwei", "drei", "vier", "fünf", "sechs", "sieben", "acht"]
 
 
 def lines(count: int, wrong: float, seed: int) -> tuple[list[str], list[str]]:
-    """References, and outputs in which some words are others."""
+    """Return (references, outputs): in the outputs, a share of the words is replaced."""
     rng, other = random.Random(0), random.Random(seed)
-    wanted = [rng.choices(WORDS, k=rng.randint(4, 9)) for _ in range(count)]
-    said = [[other.choice(WORDS) if other.random() < wrong else word for word in line] for line in wanted]
-    return [" ".join(line) for line in wanted], [" ".join(line) for line in said]
+    references = [rng.choices(WORDS, k=rng.randint(4, 9)) for _ in range(count)]
+    outputs = [[other.choice(WORDS) if other.random() < wrong else word for word in line] for line in references]
+    return [" ".join(line) for line in references], [" ".join(line) for line in outputs]
 
 
 def test_one_output_is_resampled_as_sacrebleu_does() -> None:
-    wanted, said = lines(60, 0.3, 1)
-    (found,) = intervals([said], wanted, [range(60)], tokenize="none")
-    assert found.value == pytest.approx(bleu(said, wanted, "none").value)
-    theirs = BLEU(tokenize="none").corpus_score(said, [wanted], n_bootstrap=1000)
-    assert (found.high - found.low) / 2 == pytest.approx(theirs._ci, abs=0.05)
+    references, output = lines(60, 0.3, 1)
+    (interval,) = intervals([output], references, [range(60)], tokenize="none")
+    assert interval.value == pytest.approx(bleu(output, references, "none").value)
+    theirs = BLEU(tokenize="none").corpus_score(output, [references], n_bootstrap=1000)
+    assert (interval.high - interval.low) / 2 == pytest.approx(theirs._ci, abs=0.05)
 
 
 def test_a_group_is_scored_alone_and_seeds_are_averaged() -> None:
-    wanted, one = lines(40, 0.2, 1)
-    _, two = lines(40, 0.5, 2)
-    short, rest, none = intervals([one, two], wanted, [range(10), range(10, 40), ()], tokenize="none", resamples=200)
-    apart = [bleu(said[:10], wanted[:10], "none").value for said in (one, two)]
+    references, first = lines(40, 0.2, 1)
+    _, second = lines(40, 0.5, 2)
+    short, rest, none = intervals(
+        [first, second], references, [range(10), range(10, 40), ()], tokenize="none", resamples=200
+    )
+    apart = [bleu(output[:10], references[:10], "none").value for output in (first, second)]
     assert short.value == pytest.approx(sum(apart) / 2)
     assert (short.lines, rest.lines, none.lines) == (10, 30, 0)
     assert short.low < short.value < short.high
     assert math.isnan(none.value)
-    # Seeds that differ make the interval of both wider than lines alone would.
-    (alone,) = intervals([one], wanted, [range(40)], tokenize="none", resamples=200)
-    (both,) = intervals([one, two], wanted, [range(40)], tokenize="none", resamples=200)
+    # The difference between the seeds makes the interval wider than lines alone would.
+    (alone,) = intervals([first], references, [range(40)], tokenize="none", resamples=200)
+    (both,) = intervals([first, second], references, [range(40)], tokenize="none", resamples=200)
     assert both.high - both.low > alone.high - alone.low
 
 
-def test_other_metrics() -> None:
-    wanted, said = lines(30, 0.1, 3)
-    (right,) = intervals([said], wanted, [range(30)], "exact_match", resamples=200)
-    assert right.value == pytest.approx(exact_match(said, wanted).value)
+def test_intervals_of_other_metrics() -> None:
+    references, output = lines(30, 0.1, 3)
+    (right,) = intervals([output], references, [range(30)], "exact_match", resamples=200)
+    assert right.value == pytest.approx(exact_match(output, references).value)
     assert 0 <= right.low <= right.value <= right.high <= 100
-    (letters,) = intervals([said], wanted, [range(30)], "chrf", resamples=200)
-    assert letters.value == pytest.approx(chrf(said, wanted).value)
+    (letters,) = intervals([output], references, [range(30)], "chrf", resamples=200)
+    assert letters.value == pytest.approx(chrf(output, references).value)
 
 
 def test_invalid_intervals_are_refused() -> None:

@@ -1,4 +1,4 @@
-"""Scores agree with sacreBLEU's own commands and with formulas by hand; lines that do not pair are refused."""
+"""Scores agree with sacreBLEU and with formulas by hand; lists of different lengths are refused."""
 
 import builtins
 import json
@@ -102,7 +102,7 @@ def test_a_negative_word_order_is_refused() -> None:
 
 
 @pytest.mark.parametrize("score", [bleu, chrf, ter, exact_match, rouge])
-def test_lines_must_pair(score: Any) -> None:
+def test_lists_of_different_lengths_are_refused(score: Any) -> None:
     with pytest.raises(DataError, match="hypotheses: 3 lines, but references has 2"):
         score(HYPOTHESES, REFERENCES[:2])
     with pytest.raises(DataError, match="hypotheses: 3 lines, but reference list 2 has 4"):
@@ -163,12 +163,12 @@ def test_matthews_of_several_classes_is_the_correlation_of_their_indicators() ->
 
 def test_rouge_by_hand() -> None:
     # Unigrams: 3 of 4 and 3 of 3; bigrams: 1 of 3 and 1 of 2; longest common subsequence: 3.
-    one, two, longest = rouge(["the cat the sat"], ["the cat sat"])
-    assert one.value == pytest.approx(100 * 2 * (3 / 4) * 1 / (3 / 4 + 1))
-    assert two.value == pytest.approx(100 * 2 * (1 / 3) * (1 / 2) / (1 / 3 + 1 / 2))
-    assert longest.value == pytest.approx(100 * 2 * (3 / 4) * 1 / (3 / 4 + 1))
-    assert [score.name for score in (one, two, longest)] == ["ROUGE-1", "ROUGE-2", "ROUGE-L"]
-    assert one.signature.startswith("nrefs:1|tok:english|stem:no|rouge-score:")
+    rouge1, rouge2, rouge_l = rouge(["the cat the sat"], ["the cat sat"])
+    assert rouge1.value == pytest.approx(100 * 2 * (3 / 4) * 1 / (3 / 4 + 1))
+    assert rouge2.value == pytest.approx(100 * 2 * (1 / 3) * (1 / 2) / (1 / 3 + 1 / 2))
+    assert rouge_l.value == pytest.approx(100 * 2 * (3 / 4) * 1 / (3 / 4 + 1))
+    assert [score.name for score in (rouge1, rouge2, rouge_l)] == ["ROUGE-1", "ROUGE-2", "ROUGE-L"]
+    assert rouge1.signature.startswith("nrefs:1|tok:english|stem:no|rouge-score:")
 
 
 def test_rouge_takes_the_best_reference_and_the_mean_of_the_lines() -> None:
@@ -200,7 +200,7 @@ def test_rouge_without_its_package_names_the_pip_command(monkeypatch: pytest.Mon
     assert str(caught.value) == "ROUGE needs the package rouge-score: pip install 'regard[metrics]'"
 
 
-def test_perplexity_and_bits() -> None:
+def test_perplexity_and_bits_per_byte_by_hand() -> None:
     assert perplexity(3 * math.log(7), 3).value == pytest.approx(7)
     assert perplexity(1e6, 1).value == math.inf
     assert math.isnan(bits_per_byte(math.nan, 1).value)
@@ -211,12 +211,12 @@ def test_perplexity_and_bits() -> None:
         bits_per_byte(1.0, 0)
 
 
-def test_a_score_goes_to_json() -> None:
+def test_a_score_survives_json() -> None:
     score = bleu(HYPOTHESES, REFERENCES)
     assert Score(**json.loads(json.dumps(asdict(score)))) == score
 
 
-def test_the_module_costs_no_metric_package() -> None:
+def test_importing_metrics_imports_no_metric_package() -> None:
     code = (
         "import sys, regard.evaluation.metrics; print({'sacrebleu', 'rouge_score', 'nltk', 'torch'} & {*sys.modules})"
     )

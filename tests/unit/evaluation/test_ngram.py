@@ -14,19 +14,19 @@ PAD = -1
 
 
 def text(seed: int, rows: int, vocabulary: int) -> Rows:
-    """Rows in which each token depends on the two before it."""
+    """Return rows in which each token depends on the two tokens before it."""
     rng = np.random.default_rng(seed)
-    found = []
+    result = []
     for _ in range(rows):
         row = [0, 1]
         for _ in range(int(rng.integers(0, 12))):
             row.append(int((3 * row[-1] + row[-2] + rng.integers(0, 3) ** 2) % vocabulary))
-        found.append(row)
-    return found
+        result.append(row)
+    return result
 
 
 def by_definition(rows: Rows, vocabulary: int, order: int, context: tuple[int, ...], token: int) -> float:
-    """p(token | context), straight from the formula."""
+    """Return p(token | context) by the formula."""
     grams = [
         tuple(padded[place - order + 1 : place + 1])
         for row in rows
@@ -55,20 +55,20 @@ def test_probabilities_are_those_of_the_formula(order: int) -> None:
     rows, vocabulary = text(1, 60, 7), 9
     model = KneserNey(Column.of(rows), vocabulary, order)
     other = [[0, 1, 3, 5, 8, 8, 2], [0, 6], *text(2, 4, 7)]
-    wanted = [
+    expected = [
         by_definition(rows, vocabulary, order, tuple([PAD] * (order - 1) + row[:place]), row[place])
         for row in other
         for place in range(1, len(row))
     ]
-    assert model.log_probs(Column.of(other)) == pytest.approx(np.log(wanted), abs=1e-12)
+    assert model.log_probs(Column.of(other)) == pytest.approx(np.log(expected), abs=1e-12)
 
 
 def test_a_bigram_model_by_hand() -> None:
     # Bigrams: 01 twice, 02, 12, 21; different tokens before 1: {0, 2}, before 2: {0, 1}; discounts are the fallback.
     model = KneserNey(Column.of([[0, 1, 2], [0, 1], [0, 2, 1]]), 4, 2)
-    one = (2 - 1.0) / 4 + (1.0 + 1.0) / 4 / 4
-    after_zero = (2 - 1.0) / 3 + (1.0 + 0.5) / 3 * one
-    after_one = 0.5 / 1 * (2 * 1.0 / 4 / 4)  # token 3 is seen nowhere
+    unigram = (2 - 1.0) / 4 + (1.0 + 1.0) / 4 / 4
+    after_zero = (2 - 1.0) / 3 + (1.0 + 0.5) / 3 * unigram
+    after_one = 0.5 / 1 * (2 * 1.0 / 4 / 4)  # token 3 is not in the text
     assert np.exp(model.log_probs(Column.of([[0, 1, 3]]))) == pytest.approx([after_zero, after_one])
 
 

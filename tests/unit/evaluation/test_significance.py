@@ -1,4 +1,4 @@
-"""The paired bootstrap agrees with one made line by line, and with sacreBLEU's own test."""
+"""The paired bootstrap agrees with a bootstrap computed line by line, and with sacreBLEU's own test."""
 
 import random
 from collections.abc import Callable
@@ -22,7 +22,7 @@ METRICS: dict[str, Callable[[], Any]] = {"bleu": BLEU, "chrf": CHRF, "ter": TER}
 
 
 def outputs(lines: int, first: float, second: float, seed: int = 0) -> tuple[list[str], list[str], list[str]]:
-    """References, and two outputs with so many of their words replaced."""
+    """Return references and two outputs, in which the given shares of words are replaced."""
     rng = random.Random(seed)
     references = [" ".join(rng.choices(WORDS, k=rng.randint(3, 12))) for _ in range(lines)]
 
@@ -39,7 +39,7 @@ def outputs(lines: int, first: float, second: float, seed: int = 0) -> tuple[lis
 def test_every_resample_is_scored_as_a_corpus(metric: str) -> None:
     references, first, second = outputs(12, 0.3, 0.25)
     others = [line.replace("cat", "dog") for line in references]
-    made = paired_bootstrap(first, second, [references, others], metric, resamples=100, seed=7)
+    comparison = paired_bootstrap(first, second, [references, others], metric, resamples=100, seed=7)
     rng = np.random.default_rng(7)
     drawn = rng.choice(12, size=(100, 12), replace=True)
 
@@ -49,10 +49,10 @@ def test_every_resample_is_scored_as_a_corpus(metric: str) -> None:
 
     differences = [score(second, lines) - score(first, lines) for lines in drawn]
     whole = score(second, range(12)) - score(first, range(12))
-    assert made.difference == pytest.approx(whole)
-    assert (made.low, made.high) == pytest.approx(tuple(np.quantile(differences, [0.025, 0.975])))
-    assert made.p_value == (sum(d * whole <= 0 for d in differences) + 1) / 101
-    assert (made.lines, made.resamples, made.seed) == (12, 100, 7)
+    assert comparison.difference == pytest.approx(whole)
+    assert (comparison.low, comparison.high) == pytest.approx(tuple(np.quantile(differences, [0.025, 0.975])))
+    assert comparison.p_value == (sum(d * whole <= 0 for d in differences) + 1) / 101
+    assert (comparison.lines, comparison.resamples, comparison.seed) == (12, 100, 7)
 
 
 @pytest.mark.parametrize("metric", METRICS)
@@ -66,14 +66,14 @@ def test_agrees_with_the_paired_test_of_sacrebleu(metric: str, second: float) ->
     old_result, new_result = results[name]
     assert isinstance(old_result, Result)
     assert isinstance(new_result, Result)
-    made = paired_bootstrap(old, new, references, metric)
-    assert (made.first, made.second) == pytest.approx((old_result.score, new_result.score))
-    assert made.metric == name
-    assert made.signature == str(signatures[name])
+    comparison = paired_bootstrap(old, new, references, metric)
+    assert (comparison.first, comparison.second) == pytest.approx((old_result.score, new_result.score))
+    assert comparison.metric == name
+    assert comparison.signature == str(signatures[name])
     # The same draws, and another estimate of the tail: sacreBLEU takes it from the far side of |difference|.
     theirs = new_result.p_value
     assert theirs is not None
-    assert made.p_value == pytest.approx(theirs, abs=0.02 if theirs < 0.05 else 0.12)
+    assert comparison.p_value == pytest.approx(theirs, abs=0.02 if theirs < 0.05 else 0.12)
 
 
 def test_a_small_chunk_draws_the_same_lines(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -86,27 +86,27 @@ def test_a_small_chunk_draws_the_same_lines(monkeypatch: pytest.MonkeyPatch) -> 
 @pytest.mark.parametrize("metric", [*METRICS, "exact_match"])
 def test_an_output_is_no_better_than_itself(metric: str) -> None:
     references, old, _ = outputs(40, 0.3, 0.2)
-    made = paired_bootstrap(old, old, references, metric, resamples=100)
-    assert (made.difference, made.low, made.high, made.p_value) == (0, 0, 0, 1)
+    comparison = paired_bootstrap(old, old, references, metric, resamples=100)
+    assert (comparison.difference, comparison.low, comparison.high, comparison.p_value) == (0, 0, 0, 1)
 
 
 def test_scores_per_line() -> None:
     first, second = [True] * 50 + [False] * 50, [True] * 70 + [False] * 30
-    made = compare_lines(first, second, "accuracy")
-    assert (made.first, made.second, made.metric, made.signature) == (50, 70, "accuracy", "")
-    assert made.difference == pytest.approx(20)
+    comparison = compare_lines(first, second, "accuracy")
+    assert (comparison.first, comparison.second, comparison.metric, comparison.signature) == (50, 70, "accuracy", "")
+    assert comparison.difference == pytest.approx(20)
     # 20 of 100 lines gained, none lost: the standard error is sqrt(0.2 * 0.8 / 100) = 4 points.
-    assert (made.low, made.high) == pytest.approx((20 - 1.96 * 4, 20 + 1.96 * 4), abs=1)
-    assert made.p_value == 1 / 1001
+    assert (comparison.low, comparison.high) == pytest.approx((20 - 1.96 * 4, 20 + 1.96 * 4), abs=1)
+    assert comparison.p_value == 1 / 1001
     fractions = compare_lines([0.1] * 30, [0.3, -0.1] * 15, "F1")  # equal means, up to rounding
     assert fractions.p_value == 1
 
 
 def test_exact_match_is_a_score_per_line() -> None:
     references, old, new = outputs(80, 0.1, 0.05)
-    made = paired_bootstrap(old, new, references, "exact_match", resamples=300, seed=1)
-    assert made.first == exact_match(old, references).value
-    assert made.second == exact_match(new, references).value
+    comparison = paired_bootstrap(old, new, references, "exact_match", resamples=300, seed=1)
+    assert comparison.first == exact_match(old, references).value
+    assert comparison.second == exact_match(new, references).value
     same = compare_lines(
         [o == r for o, r in zip(old, references, strict=True)],
         [n == r for n, r in zip(new, references, strict=True)],
@@ -114,7 +114,7 @@ def test_exact_match_is_a_score_per_line() -> None:
         resamples=300,
         seed=1,
     )
-    assert made == same
+    assert comparison == same
 
 
 def test_settings_reach_the_metric() -> None:
@@ -129,10 +129,10 @@ def test_settings_reach_the_metric() -> None:
 
 def test_a_seed_gives_one_result_and_another_seed_another() -> None:
     references, old, new = outputs(40, 0.3, 0.25)
-    made = paired_bootstrap(old, new, references, resamples=200, seed=5)
-    assert paired_bootstrap(old, new, references, resamples=200, seed=5) == made
-    assert paired_bootstrap(old, new, references, resamples=200, seed=6).low != made.low
-    assert asdict(made)["p_value"] == made.p_value
+    comparison = paired_bootstrap(old, new, references, resamples=200, seed=5)
+    assert paired_bootstrap(old, new, references, resamples=200, seed=5) == comparison
+    assert paired_bootstrap(old, new, references, resamples=200, seed=6).low != comparison.low
+    assert asdict(comparison)["p_value"] == comparison.p_value
 
 
 def test_invalid_comparisons_are_refused() -> None:
@@ -165,11 +165,13 @@ def test_invalid_comparisons_are_refused() -> None:
 def test_the_verdict_names_the_better_system_in_one_sentence(name: str, better: str) -> None:
     references, bad, good = outputs(200, 0.4, 0.05)
     chosen = metric(name)
-    found = paired_bootstrap(bad, good, references, chosen)
-    sentence = verdict(found, chosen, "B", "A")
-    scores = f"{chosen.title} {chosen.text(found.second)} against {chosen.text(found.first)}"
-    interval = f"95 % interval {found.low:.1f} to {found.high:.1f}"
-    assert sentence == f"A is {better} than B: {scores}, difference {found.difference:.1f} ({interval}, p = 0.001)."
+    comparison = paired_bootstrap(bad, good, references, chosen)
+    sentence = verdict(comparison, chosen, "B", "A")
+    scores = f"{chosen.title} {chosen.text(comparison.second)} against {chosen.text(comparison.first)}"
+    interval = f"95 % interval {comparison.low:.1f} to {comparison.high:.1f}"
+    assert (
+        sentence == f"A is {better} than B: {scores}, difference {comparison.difference:.1f} ({interval}, p = 0.001)."
+    )
     assert verdict(paired_bootstrap(good, bad, references, chosen), chosen, "A", "B").startswith("B is worse than A: ")
 
 
@@ -184,9 +186,9 @@ def test_classes_are_compared_by_accuracy_and_matthews_correlation() -> None:
     labels, first, second = ["x", "y"] * 60, ["x"] * 120, ["x", "y"] * 50 + ["x"] * 20
     for name in ("accuracy", "matthews"):
         chosen = metric(name)
-        found = paired_bootstrap(first, second, labels, chosen, resamples=200)
-        assert found.second == pytest.approx(chosen.score(second, labels).value)
-        assert verdict(found, chosen, "B", "A").startswith(f"A is better than B: {chosen.title} ")
+        comparison = paired_bootstrap(first, second, labels, chosen, resamples=200)
+        assert comparison.second == pytest.approx(chosen.score(second, labels).value)
+        assert verdict(comparison, chosen, "B", "A").startswith(f"A is better than B: {chosen.title} ")
 
 
 # -- the standard error of one score

@@ -23,7 +23,7 @@ def text(tokens: int) -> Column:
 
 
 def by_definition(ids: list[int], stride: int) -> float:
-    """Each token in the first window that holds it, one window after another."""
+    """Return the negative log-likelihood with each token in the first window that contains it, window by window."""
     total, counted = 0.0, 0
     start = 0
     while counted < len(ids) - 1:
@@ -42,14 +42,14 @@ def by_definition(ids: list[int], stride: int) -> float:
 def test_every_token_is_counted_once_in_the_first_window_that_holds_it(tokens: int, stride: int) -> None:
     column = text(tokens)
     for rows in (1, 3):
-        found = stream_likelihood(MODEL, column, LanguageModelling(), LENGTH, stride, rows)
-        assert found.tokens == tokens - 1
-        assert found.nll == pytest.approx(by_definition([int(i) for i in np.asarray(column.ids)], stride), rel=1e-5)
+        actual = stream_likelihood(MODEL, column, LanguageModelling(), LENGTH, stride, rows)
+        assert actual.tokens == tokens - 1
+        assert actual.nll == pytest.approx(by_definition([int(i) for i in np.asarray(column.ids)], stride), rel=1e-5)
 
 
 def test_windows_that_do_not_overlap_are_those_of_validation() -> None:
     column = text(50)
-    wanted = likelihood(MODEL, Table({"target": column}), LanguageModelling(), Windows(16, LENGTH))
-    found = stream_likelihood(MODEL, column, LanguageModelling(), LENGTH, LENGTH, 2)
-    assert found.nll == pytest.approx(wanted.nll, rel=1e-6)
-    assert found.tokens == wanted.tokens
+    expected = likelihood(MODEL, Table({"target": column}), LanguageModelling(), Windows(16, LENGTH))
+    actual = stream_likelihood(MODEL, column, LanguageModelling(), LENGTH, LENGTH, 2)
+    assert actual.nll == pytest.approx(expected.nll, rel=1e-6)
+    assert actual.tokens == expected.tokens

@@ -1,4 +1,4 @@
-"""What validation measures of translations besides their quality."""
+"""Validation counts degenerate translations and uses the length limit of the recipe."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -25,16 +25,16 @@ LOOP, PLAIN = (7,) * 12, tuple(range(5, 17))
 def test_degenerate_outputs_are_counted_under_the_limit_of_the_training_text(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The limit is in the recipe, and validation translates with it."""
+    """The length limit is in the recipe, and validation translates with it."""
     (tmp_path / "text").write_text("".join(f"{'ab ' * (i % 5 + 1)}\t{'xy ' * (i % 5 + 2)}\n" for i in range(40)))
     table = {"train": [{"kind": "tsv", "path": str(tmp_path / "text")}], "held_out": 8, "tokenizer": "bytes"}
-    wanted = request_from_record({"data": table})
-    data = prepare(wanted.data, tmp_path / "data", seed=1)
-    why: list[str] = []
-    recipe = resolve(wanted, data, torch.device("cpu"), why.append)
+    request = request_from_record({"data": table})
+    data = prepare(request.data, tmp_path / "data", seed=1)
+    messages: list[str] = []
+    recipe = resolve(request, data, torch.device("cpu"), messages.append)
     lengths = [data.train[0][name].lengths for name in ("source", "target")]
     assert recipe.length_limit == fit(lengths[0], lengths[1] - 2)
-    assert f"length limit of a translation: {recipe.length_limit}" in why
+    assert f"length limit of a translation: {recipe.length_limit}" in messages
 
     limits: list[LengthLimit | None] = []
     outputs = [(LOOP, False), (PLAIN, False), (LOOP, True), *[(PLAIN, True)] * 5]
@@ -49,7 +49,7 @@ def test_degenerate_outputs_are_counted_under_the_limit_of_the_training_text(
         Translation(), data.valid, data.valid_texts, data.tokenizers, Buckets(999), 1, 256, recipe.length_limit
     )
     model = build(preset("transformer_tiny", vocab=300)).eval()
-    found = validate(model, held_out, Beam(1), 8, measured(Translation(), "13a"))
-    assert {"loss", "bleu", "chrf", "exact_match", "perplexity"} <= found.keys()
-    assert (found["repeating"], found["unfinished"]) == (25.0, 25.0)
+    values = validate(model, held_out, Beam(1), 8, measured(Translation(), "13a"))
+    assert {"loss", "bleu", "chrf", "exact_match", "perplexity"} <= values.keys()
+    assert (values["repeating"], values["unfinished"]) == (25.0, 25.0)
     assert limits == [recipe.length_limit]

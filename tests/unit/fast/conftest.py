@@ -1,3 +1,3 @@
-from tests.unit.nn.conftest import case, naive, seen
+from tests.unit.nn.conftest import case, is_visible, naive
 
-__all__ = ["case", "naive", "seen"]
+__all__ = ["case", "is_visible", "naive"]

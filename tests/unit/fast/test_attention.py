@@ -38,7 +38,7 @@ Case = tuple[Mask, int, int]
 
 @pytest.fixture(autouse=True)
 def flex_runs_as_python(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tracing flex on a CPU takes a third of a second per shape, and cannot see through the shape checks of tests."""
+    """Tracing FlexAttention on a CPU takes a third of a second per shape and fails at the shape checks of tests."""
     monkeypatch.setattr(kernels.flexible, "_FLEX_ATTENTION_DISABLE_COMPILE_DEBUG", True)
 
 
@@ -68,7 +68,7 @@ def test_every_kernel_computes_the_formula(case: Case, which: str, groups: int, 
             torch.testing.assert_close(kernels.attend(q, k, v, view, scale=0.3), expected, rtol=0, atol=1e-12)
 
 
-def test_without_a_choice_the_cpu_runs_sdpa(case: Case, naive: Naive) -> None:
+def test_cpu_uses_sdpa_by_default(case: Case, naive: Naive) -> None:
     mask, T, S = case
     q, k, v = heads(T, S)
     assert kernels.choose(kernels.Call(q, k, v, view_of(mask, T, S), 0.3, 0.0)) == "sdpa"
@@ -76,7 +76,7 @@ def test_without_a_choice_the_cpu_runs_sdpa(case: Case, naive: Naive) -> None:
     torch.testing.assert_close(y, naive(q, k, v, mask, 0.3), rtol=0, atol=1e-12)
 
 
-def test_content_and_context_terms_join_scores_and_values(naive: Naive) -> None:
+def test_content_and_context_terms_are_added_to_scores_and_values(naive: Naive) -> None:
     """softmax(scale (q k' + c(q)) + bias) v + d(weights), on the reference kernel and, without d, on sdpa."""
     mask, T, S = Mask(causal=True), 5, 5
     (q, k, v), bias, per_distance = heads(T, S), torch.randn(1, 4, T, S), torch.randn(5, 3)
@@ -100,7 +100,7 @@ def test_content_and_context_terms_join_scores_and_values(naive: Naive) -> None:
 
 @pytest.mark.parametrize("name", ["sdpa", "reference", "flex"])
 @pytest.mark.parametrize("biased", [False, True])
-def test_an_empty_row_gives_exactly_zero(name: str, biased: bool) -> None:
+def test_query_without_visible_keys_gives_exactly_zero(name: str, biased: bool) -> None:
     packed = torch.tensor([[1, 1, 2, 0, 0], [1, 0, 0, 0, 0]])
     for mask in (
         Mask(causal=True, strict=True),
@@ -122,7 +122,7 @@ def test_an_empty_row_gives_exactly_zero(name: str, biased: bool) -> None:
 @pytest.mark.parametrize("name", ["sdpa", "reference"])
 @pytest.mark.parametrize("biased", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_an_empty_row_has_finite_gradients(name: str, biased: bool, dtype: torch.dtype) -> None:
+def test_query_without_visible_keys_has_finite_gradients(name: str, biased: bool, dtype: torch.dtype) -> None:
     q, k, v = (x.to(dtype).requires_grad_() for x in heads(5, 5))
     bias = torch.randn(1, 4, 5, 5, dtype=dtype, requires_grad=True)
     view = view_of(Mask(causal=True, strict=True), 5, 5, **({"bias": bias} if biased else {}))
@@ -138,15 +138,15 @@ def test_an_empty_row_has_finite_gradients(name: str, biased: bool, dtype: torch
 
 @pytest.mark.parametrize("name", ["sdpa", "reference"])
 def test_gradients_agree_with_the_formula(name: str) -> None:
-    """Against the same formula in a few tensor operations, differentiated by autograd."""
+    """The same formula in a few tensor operations, differentiated by autograd, has the same gradients."""
     mask = Mask(causal=True, attention_pattern=Window(3))
     tensors = [x.requires_grad_() for x in heads(5, 5, 2)]
     bias = torch.randn(1, 4, 5, 5, requires_grad=True)
     inputs = [*tensors, bias]
     q, k, v = tensors
     wide_k, wide_v = k.repeat_interleave(2, 1), v.repeat_interleave(2, 1)
-    seen = torch.tensor([[0 <= i - j < 3 for j in range(5)] for i in range(5)])
-    by_hand = (0.3 * q @ wide_k.mT + bias).masked_fill(~seen, -math.inf).softmax(-1) @ wide_v
+    visible = torch.tensor([[0 <= i - j < 3 for j in range(5)] for i in range(5)])
+    by_hand = (0.3 * q @ wide_k.mT + bias).masked_fill(~visible, -math.inf).softmax(-1) @ wide_v
     with kernels.use(name):
         y = kernels.attend(q, k, v, view_of(mask, 5, 5, bias=bias), scale=0.3)
     weight = torch.randn_like(y)
@@ -158,15 +158,15 @@ def test_gradients_agree_with_the_formula(name: str) -> None:
         torch.testing.assert_close(a, b, rtol=0, atol=1e-12)
 
 
-def test_weights_are_a_distribution_over_visible_keys(case: Case, seen: Callable[..., bool]) -> None:
-    """C2: a_mn >= 0, masked entries exactly 0, and the sum over keys is 1 (0 where nothing is visible)."""
+def test_weights_are_a_distribution_over_visible_keys(case: Case, is_visible: Callable[..., bool]) -> None:
+    """C2: weights are >= 0, exactly 0 at hidden keys, and their sum over keys is 1 (0 without visible keys)."""
     mask, T, S = case
     q, k, _ = heads(T, S)
     weights = kernels.attention_weights(q, k, view_of(mask, T, S), 0.3)
     assert weights.shape == (2, 4, T, S)
     for b in range(2):
         for i in range(T):
-            keys = [j for j in range(S) if seen(mask, b, i, j)]
+            keys = [j for j in range(S) if is_visible(mask, b, i, j)]
             hidden = [j for j in range(S) if j not in keys]
             assert bool((weights[b, :, i, hidden] == 0).all())
             assert bool((weights[b, :, i, keys] > 0).all())
@@ -193,7 +193,7 @@ def test_worked_example_of_the_lecture() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_reference_normalises_half_precision_in_float32(dtype: torch.dtype) -> None:
-    """Scores of 100 and more overflow exp in float16; the explicit softmax must not."""
+    """Scores above 100 overflow exp in float16; the reference softmax must not overflow."""
     q, k, v = (x.to(dtype) * 20 for x in heads(5, 5))
     with kernels.use("reference"):
         y = kernels.attend(q, k, v, view_of(Mask(causal=True), 5, 5), scale=0.5)
@@ -201,7 +201,7 @@ def test_reference_normalises_half_precision_in_float32(dtype: torch.dtype) -> N
     assert bool(y.isfinite().all())
     with kernels.use("reference"):
         exact = kernels.attend(q.double(), k.double(), v.double(), view_of(Mask(causal=True), 5, 5), scale=0.5)
-    # The scores themselves are in half precision, so only the sure ones can be compared.
+    # The scores themselves are in half precision, so only the median error is bounded.
     assert (y.double() - exact).abs().median() < 0.2
 
 
@@ -216,18 +216,18 @@ def test_dropout_keeps_the_mean_and_drops_whole_weights(name: str) -> None:
 
 
 @pytest.mark.parametrize(("scale", "value"), [("sqrt", 0.25), ("none", 1.0), (0.7, 0.7), (2.0, 2.0)])
-def test_factor(scale: Scale, value: float) -> None:
+def test_factor_of_the_scores(scale: Scale, value: float) -> None:
     assert factor(scale, 16) == value
 
 
-def test_spread_repeats_each_key_head_for_its_queries() -> None:
+def test_repeat_heads_repeats_each_key_head_for_its_queries() -> None:
     k = torch.randn(2, 2, 3, 4)
     assert torch.equal(attention.repeat_heads(k, 6), torch.stack([k[:, h // 3] for h in range(6)], 1))
     assert attention.repeat_heads(k, 2) is k
 
 
 class TestChoice:
-    def test_use_nests_and_ends_with_its_block(self) -> None:
+    def test_use_nests_and_ends_with_its_with_block(self) -> None:
         call = kernels.Call(*heads(5, 5), view_of(Mask(), 5, 5), 1.0, 0.0)
         with kernels.use("reference"):
             with kernels.use("flex"), torch.no_grad():
@@ -237,7 +237,7 @@ class TestChoice:
             raise ZeroDivisionError
         assert kernels.choose(call) == "sdpa"
 
-    def test_an_unknown_kernel_names_its_neighbour(self) -> None:
+    def test_unknown_kernel_name_has_a_suggestion(self) -> None:
         with pytest.raises(KernelError, match="unknown kernel 'sdpaa'; did you mean 'sdpa'"), kernels.use("sdpaa"):
             pass
         with (
@@ -246,7 +246,7 @@ class TestChoice:
         ):
             pass
 
-    def test_a_forced_kernel_that_cannot_refuses(self) -> None:
+    def test_forced_kernel_raises_if_it_cannot_compute_the_call(self) -> None:
         q, k, v = heads(5, 5)
         with kernels.use("varlen"), pytest.raises(KernelError, match=r"^kernel 'varlen' refused: varlen needs CUDA"):
             kernels.attend(q, k, v, view_of(Mask(), 5, 5), scale=1.0)
@@ -264,7 +264,7 @@ class TestChoice:
         assert kernels.refusal("reference", call) is None
         assert kernels.choose(call) == "reference"
 
-    def test_flex_refuses_gradients_on_the_cpu_only_when_they_are_wanted(self) -> None:
+    def test_flex_refuses_inputs_with_gradients_on_the_cpu(self) -> None:
         q, k, v = heads(5, 5)
         call = kernels.Call(q.requires_grad_(), k, v, view_of(Mask(), 5, 5), 1.0, 0.0)
         assert "no backward pass on the CPU" in (kernels.refusal("flex", call) or "")
@@ -297,7 +297,7 @@ def on_cuda(
     dropout: float = 0.0,
     terms: Terms | None = None,
 ) -> kernels.Call:
-    """A call with tensors that only claim to be on a GPU: choosing looks, it does not touch."""
+    """Return the arguments of `attend` with fake tensors on a GPU; choosing a kernel does not read them."""
     S = S or T
     with FakeTensorMode():
         q = torch.empty(rows, 4, T, d_key, dtype=dtype, device="cuda")
@@ -316,8 +316,8 @@ CONTENT = Terms(content=lambda q: q)
     [
         (on_cuda(PACKED), "varlen", None),
         (on_cuda(replace(PACKED, attention_pattern=Window(3))), "varlen", None),
-        (on_cuda(Mask(causal=True)), "sdpa", None),  # nothing is packed: a flag will do
-        (on_cuda(PACKED, T=kernels.SHORT), "sdpa", None),  # nor worth it
+        (on_cuda(Mask(causal=True)), "sdpa", None),  # not packed: torch's causal mask is enough
+        (on_cuda(PACKED, T=kernels.SHORT), "sdpa", None),  # too short for varlen
         (on_cuda(PACKED, dtype=torch.float32), "flex", "half precision, not cuda and torch.float32"),
         (on_cuda(PACKED, terms=BIAS), "flex", "varlen does not support a bias"),
         (on_cuda(PACKED, terms=CONTENT), "sdpa", "varlen does not support a bias"),
@@ -336,14 +336,14 @@ CONTENT = Terms(content=lambda q: q)
         (on_cuda(PACKED, dropout=0.1), "sdpa", "varlen has no attention dropout"),
     ],
 )
-def test_the_choice_on_cuda(call: kernels.Call, chosen: str, reason: str | None) -> None:
+def test_choice_of_kernel_on_cuda(call: kernels.Call, chosen: str, reason: str | None) -> None:
     assert kernels.choose(call) == chosen
-    said = kernels.refusal("varlen", call)
-    assert said is None if reason is None else said is not None and reason in said
+    refusal = kernels.refusal("varlen", call)
+    assert refusal is None if reason is None else refusal is not None and reason in refusal
 
 
-class Lowerings:
-    """How often masks become tensors, by the shape they are made for."""
+class DenseMasks:
+    """Records the shape of every mask that is converted to a dense tensor."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.shapes: list[tuple[int, int]] = []
@@ -376,7 +376,7 @@ Sp, Tp = 5, 8  # of the packed one
 @pytest.mark.parametrize(
     ("spec", "packed", "shapes"),
     [
-        (encoder_decoder(), False, [(S, S), (T, S)]),  # the decoder's own mask is a flag
+        (encoder_decoder(), False, [(S, S), (T, S)]),  # the decoder's self-attention uses torch's causal mask
         (encoder_decoder(), True, [(Sp, Sp), (Tp, Tp), (Tp, Sp)]),
         (encoder_decoder(stack=T5Bias()), False, [(S, S), (T, T), (T, S)]),
         (encoder_decoder(own=T5Bias()), False, [(S, S), (T, T), (T, S)]),
@@ -385,42 +385,42 @@ Sp, Tp = 5, 8  # of the packed one
     ],
     ids=["padded", "packed", "shared bias", "bias per layer", "packed, bias per layer", "packed, Shaw per layer"],
 )
-def test_a_mask_is_lowered_once_per_stack(
+def test_a_mask_is_converted_once_per_stack(
     spec: EncoderDecoder, packed: bool, shapes: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    model, batch, lowered = build(spec), translation(PAIRS, packed=packed, source_end=()), Lowerings(monkeypatch)
+    model, batch, dense_masks = build(spec), translation(PAIRS, packed=packed, source_end=()), DenseMasks(monkeypatch)
     install(model)
     model.loss(batch).total.backward()
-    assert lowered.shapes == shapes
+    assert dense_masks.shapes == shapes
 
 
-def test_a_trace_lowers_no_more_than_once_either(monkeypatch: pytest.MonkeyPatch) -> None:
-    model, lowered = build(encoder_decoder()), Lowerings(monkeypatch)
+def test_a_mask_is_converted_once_per_stack_with_a_trace(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, dense_masks = build(encoder_decoder()), DenseMasks(monkeypatch)
     install(model)
     model.log_probs(translation(PAIRS, source_end=()), trace=Trace())  # type: ignore[reportCallIssue]
-    assert lowered.shapes == [(S, S), (T, T), (T, S)]
+    assert dense_masks.shapes == [(S, S), (T, T), (T, S)]
 
 
-def test_right_padding_costs_a_language_model_no_mask(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_language_model_with_right_padding_converts_no_mask(monkeypatch: pytest.MonkeyPatch) -> None:
     stack = Plain((Block((SelfAttention(), FeedForward(8))),), 2)
-    model, lowered = build(DecoderOnly(vocab=11, d_model=8, heads=2, decoder=stack)), Lowerings(monkeypatch)
+    model, dense_masks = build(DecoderOnly(vocab=11, d_model=8, heads=2, decoder=stack)), DenseMasks(monkeypatch)
     install(model)
     ids = torch.tensor([[3, 4, 5], [3, 0, 0]])
     model.loss(Batch(ids, ids, (ids != 0).long()))
-    assert lowered.shapes == []
+    assert dense_masks.shapes == []
 
 
 def test_flex_builds_its_blocks_once_per_stack(monkeypatch: pytest.MonkeyPatch) -> None:
-    made: list[int] = []
+    shapes: list[int] = []
     create = kernels.flexible.create_block_mask
     monkeypatch.setattr(
-        kernels.flexible, "create_block_mask", lambda *args, **kw: made.append(args[3]) or create(*args, **kw)
+        kernels.flexible, "create_block_mask", lambda *args, **kw: shapes.append(args[3]) or create(*args, **kw)
     )
     model = build(encoder_decoder(own=T5Bias()))
     fast.install(model)
     with torch.no_grad(), kernels.use("flex"):
         model.loss(translation(PAIRS, source_end=()))
-    assert made == [S, T, T]
+    assert shapes == [S, T, T]
 
 
 SEG = torch.ones(2, 8, dtype=torch.int64)
@@ -453,14 +453,14 @@ ROWS = replace(PACKED, q_seg=SEG, k_seg=SEG)
         (on_cuda(ROWS, T=200, S=300), "sdpa", "not over a cache"),
     ],
 )
-def test_the_choice_where_triton_is(
+def test_choice_of_kernel_with_triton(
     call: kernels.Call, chosen: str, reason: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert "Triton is not installed" in (kernels.refusal("segments", call) or "") or kernels.TRITON
     monkeypatch.setattr(kernels, "TRITON", True)
     assert kernels.choose(call) == chosen
-    refused = kernels.refusal("segments", call)
+    refusal = kernels.refusal("segments", call)
     if reason is None:
-        assert refused is None
+        assert refusal is None
     else:
-        assert reason in (refused or "")
+        assert reason in (refusal or "")

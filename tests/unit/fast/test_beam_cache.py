@@ -1,4 +1,4 @@
-"""Beams that share one cache say what beams say that copy theirs, whatever is read, reordered and dropped."""
+"""Beams that share a KV cache have the same log-probabilities as beams with separate caches."""
 
 from dataclasses import replace
 
@@ -42,9 +42,9 @@ def joined(visibility: str) -> DecoderOnlyTranslator:
 
 def of_each(position: Position) -> dict[str, ModelSpec]:
     models: dict[str, ModelSpec] = {"encoder_decoder": tiny.encoder_decoder(), "prefix_lm": tiny.prefix_lm()}
-    found = {f"{name} {position}": stacked(model, position=position) for name, model in models.items()}
-    own = swap(tiny.decoder_only(), SelfAttention, lambda branch: replace(branch, position=position))
-    return found | {f"decoder_only, each layer {position}": own}
+    specs = {f"{name} {position}": stacked(model, position=position) for name, model in models.items()}
+    per_layer = swap(tiny.decoder_only(), SelfAttention, lambda branch: replace(branch, position=position))
+    return specs | {f"decoder_only, each layer {position}": per_layer}
 
 
 SUBJECTS: dict[str, ModelSpec] = {
@@ -62,28 +62,28 @@ SUBJECTS: dict[str, ModelSpec] = {
 }
 
 
-def sharing(spec: ModelSpec) -> LanguageModel:
-    """The model in its fast form, whose beams share a cache; in its plain form every beam has one of its own."""
+def with_shared_cache(spec: ModelSpec) -> LanguageModel:
+    """Return the model with fast modules, in which the beams of a source share a cache."""
     model = Subject(spec).own_model()
     assert isinstance(model, LanguageModel)
     fast.install(model)
     return model
 
 
-def decode(model: LanguageModel, spec: ModelSpec, static: bool, ragged: bool, kept: bool = False) -> list[Tensor]:
-    """What is said after every read of a long series of reads, reorderings and one dropping."""
+def decode(model: LanguageModel, spec: ModelSpec, static: bool, ragged: bool, drop: bool = False) -> list[Tensor]:
+    """Return the log-probabilities after every read, with reordering and (with `drop`) dropping of sources."""
     rng = torch.Generator().manual_seed(7)
     batch, sources = Subject(spec).collate(Subject(spec).examples(3)), 3
-    said = []
+    log_probs = []
 
     def read(T: int, counts: Tensor | None = None) -> None:
         ids = torch.randint(3, tiny.VOCAB, (sources * BEAMS, T), generator=rng)
         seg = None if counts is None else (torch.arange(T) < counts[:, None]).long()
-        said.append(model.advance(ids, decoding, seg))
+        log_probs.append(model.advance(ids, decoding, seg))
 
     def reorder() -> None:
-        picked = torch.randint(0, BEAMS, (sources, BEAMS), generator=rng)
-        decoding.reorder((picked + torch.arange(sources)[:, None] * BEAMS).flatten())
+        parents = torch.randint(0, BEAMS, (sources, BEAMS), generator=rng)
+        decoding.reorder((parents + torch.arange(sources)[:, None] * BEAMS).flatten())
 
     with torch.no_grad():
         decoding: Decoding = model.start(batch, 14, BEAMS, static)
@@ -91,31 +91,33 @@ def decode(model: LanguageModel, spec: ModelSpec, static: bool, ragged: bool, ke
         for T in (1, 2):
             reorder()
             read(T)
-        if kept:
+        if drop:
             decoding.keep(torch.tensor([2, 0]))
             sources = 2
         reorder()
         reorder()
         read(1)
-    return said
+    return log_probs
 
 
-def both(spec: ModelSpec, **how: bool) -> None:
-    shared = decode(sharing(spec), spec, **how)
-    copied = decode(Subject(spec).generator(), spec, **how)
-    for step, (mine, theirs) in enumerate(zip(shared, copied, strict=True)):
-        torch.testing.assert_close(mine, theirs, rtol=1e-12, atol=1e-12, msg=lambda text, n=step: f"read {n}: {text}")
+def compare(spec: ModelSpec, **options: bool) -> None:
+    shared = decode(with_shared_cache(spec), spec, **options)
+    separate = decode(Subject(spec).generator(), spec, **options)
+    for step, (actual, expected) in enumerate(zip(shared, separate, strict=True)):
+        torch.testing.assert_close(
+            actual, expected, rtol=1e-12, atol=1e-12, msg=lambda text, n=step: f"read {n}: {text}"
+        )
 
 
 @pytest.mark.parametrize("name", SUBJECTS)
-def test_sharing_a_cache_changes_nothing(name: str) -> None:
+def test_sharing_a_cache_does_not_change_log_probs(name: str) -> None:
     spec = SUBJECTS[name]
-    both(spec, static=False, ragged=False, kept=True)
-    both(spec, static=False, ragged=True)
-    both(spec, static=True, ragged=True)
+    compare(spec, static=False, ragged=False, drop=True)
+    compare(spec, static=False, ragged=True)
+    compare(spec, static=True, ragged=True)
 
 
-# Wirings, attentions within other branches, and beside states that are still copied; the law of beams has all rows.
+# Variants with other wirings, nested attention, or additional states; the law of beams covers all rows of the table.
 ROWS = (
     "block_sharing evolved evolved_so grouped_query light_conv parallel prefix_lm sliding_window synth_dense "
     "synth_random_plus_alpha transparent universal universal_act vanilla weighted weighted_ahmed"
@@ -123,46 +125,46 @@ ROWS = (
 
 
 @pytest.mark.parametrize("name", ROWS.split())
-def test_sharing_a_cache_changes_no_variant(name: str) -> None:
+def test_sharing_a_cache_does_not_change_variants(name: str) -> None:
     spec = apply(name, tiny.narang())
-    both(spec, static=False, ragged=False, kept=True)
+    compare(spec, static=False, ragged=False, drop=True)
 
 
 @pytest.mark.parametrize("static", [False, True])
 def test_reordering_moves_no_key(static: bool) -> None:
-    """Reordering leaves every key where it is, and what a step writes goes to the same storage."""
-    model = sharing(tiny.encoder_decoder())
+    """Reordering moves no key, and the next step writes to the same storage."""
+    model = with_shared_cache(tiny.encoder_decoder())
     batch = Subject(tiny.encoder_decoder()).collate(Subject(tiny.encoder_decoder()).examples(2))
     with torch.no_grad():
         decoding = model.start(batch, 5, BEAMS, static)
         model.advance(torch.full((2 * BEAMS, 1), 5), decoding)
         cache = decoding.states[0][0]
         assert isinstance(cache, BeamCache)
-        kept = cache.both.unflatten(0, (2, -1)) if cache.both is not None else cache.keys
-        assert kept is not None
-        slots, before = kept if static else kept.transpose(1, 2), kept.clone()  # (b, slots, ...)
-        was = before if static else before.transpose(1, 2)
+        storage = cache.both.unflatten(0, (2, -1)) if cache.both is not None else cache.keys
+        assert storage is not None
+        new_slots, before = storage if static else storage.transpose(1, 2), storage.clone()  # (b, slots, ...)
+        old_slots = before if static else before.transpose(1, 2)
         decoding.reorder(torch.tensor([1, 1, 0, 5, 3, 4]))
-        assert torch.equal(kept, before)
+        assert torch.equal(storage, before)
         model.advance(torch.full((2 * BEAMS, 1), 6), decoding)
-    assert torch.equal(slots[:, :BEAMS], was[:, :BEAMS])
-    assert bool((slots[:, BEAMS : 2 * BEAMS] != 0).flatten(2).any(2).all())
-    assert bool((slots[:, 2 * BEAMS :] == 0).all())
+    assert torch.equal(new_slots[:, :BEAMS], old_slots[:, :BEAMS])
+    assert bool((new_slots[:, BEAMS : 2 * BEAMS] != 0).flatten(2).any(2).all())
+    assert bool((new_slots[:, 2 * BEAMS :] == 0).all())
 
 
-def test_keys_and_values_are_written_at_once() -> None:
-    """As one row for each token: without a copy where a projection has left them so, and with one elsewhere."""
+def test_side_by_side_copies_only_if_necessary() -> None:
+    """Key and value of a token form one row, without a copy if they are adjacent in a fused projection."""
     whole = torch.randn(2, 3, 8 + 6 + 4)
     q, k, v = (split_heads(part, 2) for part in whole.split((8, 6, 4), -1))
-    joined = side_by_side(k, v)
-    assert joined.data_ptr() == k.data_ptr()
-    assert torch.equal(joined, whole[:, :, 8:].flatten(0, 1))
-    assert torch.equal(side_by_side(k.clone(), v), joined)
+    adjacent = side_by_side(k, v)
+    assert adjacent.data_ptr() == k.data_ptr()
+    assert torch.equal(adjacent, whole[:, :, 8:].flatten(0, 1))
+    assert torch.equal(side_by_side(k.clone(), v), adjacent)
     assert torch.equal(side_by_side(q, v), torch.cat((whole[:, :, :8], whole[:, :, 14:]), -1).flatten(0, 1))
     assert torch.equal(side_by_side(v, k), torch.cat((whole[:, :, 14:], whole[:, :, 8:14]), -1).flatten(0, 1))
 
 
-def test_positions_follow_an_external_count() -> None:
+def test_positions_follow_an_external_counter() -> None:
     read = torch.tensor([[3, 3], [0, 0]])
     rows = shared_rows(2, 2, read.device, 9, static=True)
     rows.follow(read)
@@ -178,10 +180,10 @@ def test_positions_follow_an_external_count() -> None:
 
 
 def test_beam_ancestry_by_definition() -> None:
-    """Beam 0 continues beam 1, which continues beam 0: slot (column, beam) is shown iff an ancestor wrote it."""
+    """Beam 0 continues beam 1, which continues beam 0: slot (column, beam) is visible iff an ancestor wrote it."""
     rows = shared_rows(1, 2, torch.device("cpu"), 4, static=False)
     assert isinstance(rows, SharedRows)
-    paths = rows.ancestry
+    ancestry = rows.ancestry
     rows.beam_mask(1)
     rows.advance(1, None)
     rows.reorder(torch.tensor([1, 0]))
@@ -192,14 +194,14 @@ def test_beam_ancestry_by_definition() -> None:
     assert mask.k_pos.tolist() == [[0, 0, 1, 1]]
     rows.advance(1, None)
     rows.reorder(torch.tensor([0, 0]))
-    shown = paths.visible(1, 2)
-    assert paths.additive(2) is None  # the type of the keys is not set
-    paths.set_dtype(torch.float32)
-    additive = paths.additive(2)
+    visible = ancestry.visible(1, 2)
+    assert ancestry.additive(2) is None  # the dtype of the keys is not set
+    ancestry.set_dtype(torch.float32)
+    additive = ancestry.additive(2)
     assert additive is not None
-    assert torch.equal(additive[:, 0] == 0.0, shown)
-    assert bool((additive[:, 0][~shown] == -torch.inf).all())
-    assert paths.at.tolist() == [[1, 0, 2, 2], [1, 0, 2, 2]]  # 2: nothing
+    assert torch.equal(additive[:, 0] == 0.0, visible)
+    assert bool((additive[:, 0][~visible] == -torch.inf).all())
+    assert ancestry.at.tolist() == [[1, 0, 2, 2], [1, 0, 2, 2]]  # 2: nothing
 
 
 @pytest.mark.parametrize("ragged", [False, True])
@@ -217,9 +219,9 @@ def test_a_trace_has_the_attention_weights_of_every_beam(ragged: bool) -> None:
             model.advance(prompt[:, :1], decoding)
         return decoding.trace.weights["decoder.self"]
 
-    shared, copied = weights(sharing(spec)), weights(Subject(spec).generator())
+    shared, separate = weights(with_shared_cache(spec)), weights(Subject(spec).generator())
     real = torch.ones_like(prompt) if seg is None else seg
-    for mine, theirs in zip(shared[:2], copied[:2], strict=True):  # padding looks at something else, which is nothing
-        torch.testing.assert_close(mine.transpose(1, 2)[real != 0], theirs.transpose(1, 2)[real != 0])
-    for mine, theirs in zip(shared[2:], copied[2:], strict=True):
-        torch.testing.assert_close(mine, theirs)
+    for actual, expected in zip(shared[:2], separate[:2], strict=True):  # weights at padding are undefined
+        torch.testing.assert_close(actual.transpose(1, 2)[real != 0], expected.transpose(1, 2)[real != 0])
+    for actual, expected in zip(shared[2:], separate[2:], strict=True):
+        torch.testing.assert_close(actual, expected)

@@ -1,4 +1,4 @@
-"""Cross-entropy in chunks computes what the plain heads do."""
+"""Cross-entropy in chunks equals that of the plain heads."""
 
 from collections.abc import Callable
 
@@ -55,7 +55,7 @@ def test_chunks_of_any_size_have_the_loss_and_gradients_of_the_plain_head(
     inputs = [h, *head.parameters(), *table.parameters()]
     expected = head.score(h, labels, weights, table)
     log_probs = head.log_probs(h, table)
-    gradients = torch.autograd.grad(2.5 * expected.objective, inputs, materialize_grads=True)
+    expected_gradients = torch.autograd.grad(2.5 * expected.objective, inputs, materialize_grads=True)
     fast.install(head)
     monkeypatch.setattr(cross_entropy, "chunk_rows", lambda *_: rows)
     monkeypatch.setattr(torch.compiler, "is_compiling", lambda: compiling)
@@ -64,13 +64,13 @@ def test_chunks_of_any_size_have_the_loss_and_gradients_of_the_plain_head(
     torch.testing.assert_close(output.nll, expected.nll)
     assert not output.nll.requires_grad
     torch.testing.assert_close(head.log_probs(h, table), log_probs)
-    found = torch.autograd.grad(2.5 * output.objective, inputs, materialize_grads=True)
-    for a, b in zip(found, gradients, strict=True):
+    gradients = torch.autograd.grad(2.5 * output.objective, inputs, materialize_grads=True)
+    for a, b in zip(gradients, expected_gradients, strict=True):
         torch.testing.assert_close(a, b, rtol=0, atol=1e-11)
 
 
 @pytest.mark.parametrize("name", HEADS)
-def test_no_tokens_have_no_loss(name: str, site: MakeSite) -> None:
+def test_loss_of_no_tokens_is_zero(name: str, site: MakeSite) -> None:
     head, table = built(name, site())
     fast.install(head)
     h, labels, weights = data(0)

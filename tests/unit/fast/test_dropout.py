@@ -22,7 +22,7 @@ def test_dropout_keeps_the_mean_and_is_off_in_evaluation() -> None:
 
 @pytest.mark.parametrize("p", [0.1, 0.3, 0.5, 0.9, 1 / 3])
 def test_elements_are_dropped_independently_with_the_same_probability(p: float) -> None:
-    """Four places share a draw of 64 bits: each of the four must be kept at the same rate, independently."""
+    """Four elements share 64 random bits: each must be kept with the same probability, independently."""
     torch.manual_seed(1)
     kept = drop(torch.ones(50_000, 4), p, True) != 0
     error = 4 * math.sqrt(p * (1 - p) / 50_000)
@@ -34,7 +34,7 @@ def test_elements_are_dropped_independently_with_the_same_probability(p: float) 
 
 
 def test_kept_elements_are_divided_by_the_rounded_probability() -> None:
-    """0.1 becomes 6,554 in 65,536, and the mean stays exact."""
+    """0.1 is rounded to 6,554 / 65,536, and the mean stays exact."""
     values = drop(torch.ones(1000), 0.1, True).unique().tolist()
     assert values == [0.0, 65536 / 58982]
 
@@ -65,7 +65,7 @@ def test_gradients_of_dropout() -> None:
 
 
 @pytest.mark.parametrize("p", [1e-6, 1 - 1e-6])
-def test_probabilities_too_fine_for_sixteen_bits_are_left_to_torch(p: float) -> None:
+def test_probabilities_below_1_in_65536_use_torch_dropout(p: float) -> None:
     x = torch.ones(1000)
     torch.manual_seed(2)
     expected = nn.functional.dropout(x, p)

@@ -1,4 +1,4 @@
-"""Capture of CUDA graphs with stand-ins for the device; tests/gpu captures real ones."""
+"""Capture of CUDA graphs with a mocked device; tests/gpu captures real graphs."""
 
 import gc
 import warnings
@@ -36,7 +36,7 @@ def test_an_operation_that_waits_for_the_device_is_reported(modes: list[Any]) ->
     assert modes == ["warn", 0]
 
 
-def test_a_step_that_does_not_wait_has_nothing_to_report(modes: list[Any]) -> None:
+def test_a_step_that_does_not_wait_has_no_warning(modes: list[Any]) -> None:
     assert graphs.watched(lambda: "done") == ("done", None)
     assert modes == ["warn", 0]
 
@@ -68,7 +68,7 @@ def streams(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 STREAM: Any = Mock(spec=torch.cuda.Stream, device="cuda")
 
 
-def test_nothing_is_collected_during_a_capture(streams: list[Any]) -> None:
+def test_garbage_collection_is_off_during_a_capture(streams: list[Any]) -> None:
     graphs.capture(lambda: None, STREAM)
     assert gc.isenabled()
     assert (streams, graphs._broken) == ([], [])

@@ -1,4 +1,4 @@
-"""Install the fast form of a model and remove it again."""
+"""Installation and removal of the fast modules of a model."""
 
 import copy
 import pickle
@@ -35,7 +35,7 @@ def fast_classes(model: nn.Module) -> set[type[nn.Module]]:
     return INSTALLED & set(classes(model))
 
 
-def answer(model: nn.Module) -> Tensor:
+def outputs(model: nn.Module) -> Tensor:
     assert isinstance(model, LanguageModel)
     batch = tiny.collate(model.spec, tiny.examples(model.spec, 3))
     with torch.inference_mode():
@@ -68,9 +68,9 @@ def test_install_and_remove_may_be_repeated(fixed: bool) -> None:
     fast.remove(model)
     assert classes(model) == before
     fast.install(model, fixed=fixed)
-    once = classes(model)
+    installed = classes(model)
     fast.install(model, fixed=fixed)
-    assert classes(model) == once
+    assert classes(model) == installed
     fast.remove(model)
     fast.remove(model)
     assert classes(model) == before
@@ -83,31 +83,33 @@ def test_weights_that_are_trained_are_not_prepacked_until_they_are_fixed() -> No
     assert not prepacked & set(classes(model))
     fast.install(model, fixed=True)
     assert prepacked & set(classes(model))
-    fast.install(model)  # to be trained again
+    fast.install(model)  # before training continues
     assert not prepacked & set(classes(model))
 
 
-@pytest.mark.parametrize("copied", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))])
+@pytest.mark.parametrize("copy_model", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))])
 @pytest.mark.parametrize("fixed", [False, True])
-def test_a_copy_has_the_fast_form_and_its_own_weights(fixed: bool, copied: Callable[[nn.Module], nn.Module]) -> None:
+def test_a_copy_has_the_fast_form_and_its_own_weights(
+    fixed: bool, copy_model: Callable[[nn.Module], nn.Module]
+) -> None:
     model = build(tiny.encoder_decoder(), seed=1).float().eval()
     fast.install(model, fixed=fixed)
-    expected = answer(model)
-    other = copied(model)
-    assert classes(other) == classes(model)
-    torch.testing.assert_close(answer(other), expected)
+    expected = outputs(model)
+    duplicate = copy_model(model)
+    assert classes(duplicate) == classes(model)
+    torch.testing.assert_close(outputs(duplicate), expected)
     with torch.no_grad():
-        for parameter in other.parameters():
+        for parameter in duplicate.parameters():
             parameter.mul_(1.5)
-    torch.testing.assert_close(answer(model), expected)
-    changed = answer(other)
+    torch.testing.assert_close(outputs(model), expected)
+    changed = outputs(duplicate)
     assert not torch.allclose(changed, expected, atol=1e-3)
-    fast.remove(other)
-    torch.testing.assert_close(answer(other), changed, rtol=1e-4, atol=1e-4)
+    fast.remove(duplicate)
+    torch.testing.assert_close(outputs(duplicate), changed, rtol=1e-4, atol=1e-4)
 
 
-def test_a_subclass_of_a_part_is_not_replaced() -> None:
-    """A subclass computes something else, so that no kernel made for its parent replaces it."""
+def test_a_subclass_of_a_module_is_not_replaced() -> None:
+    """A subclass may compute something else, so the replacement of its parent does not apply."""
 
     class Mine(nn.LayerNorm): ...
 
@@ -127,7 +129,7 @@ def test_variants_install_and_remove(name: str) -> None:
     assert classes(model) == before
 
 
-def test_search_on_the_gpu_is_installed_for_a_gpu_alone() -> None:
+def test_search_on_the_gpu_is_installed_only_for_a_gpu() -> None:
     model = build(tiny.encoder_decoder())
     assert isinstance(model, LanguageModel)
     fast.install(model, "cpu")

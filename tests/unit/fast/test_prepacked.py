@@ -1,4 +1,4 @@
-"""A weight that is laid out anew gives the same products, and none of an older weight."""
+"""A prepacked weight gives the same products, and is prepacked again when it changes."""
 
 import copy
 import pickle
@@ -19,8 +19,8 @@ from regard.testing import tiny
 
 
 @pytest.fixture(autouse=True)
-def single() -> Iterator[None]:
-    """In float32, which is all that is laid out."""
+def float32() -> Iterator[None]:
+    """Use float32, because only float32 weights are prepacked."""
     before = torch.get_default_dtype()
     torch.set_default_dtype(torch.float32)
     yield
@@ -49,12 +49,12 @@ def test_products_equal_those_of_the_weight(rows: tuple[int, ...], outputs: int,
     module, x = Product(outputs, inputs, bias), torch.randn(*rows, inputs)
     with torch.inference_mode():
         torch.testing.assert_close(module(x), plain(module, x), rtol=1e-5, atol=1e-5)
-    many = x.shape[:-1].numel()
-    assert (module.prepacked.transposed is not None) == (many == 1 and outputs >= inputs)
-    assert (module.prepacked.blocks is not None) == (1 < many <= (128 if outputs == 300 else 32))
+    tokens = x.shape[:-1].numel()
+    assert (module.prepacked.transposed is not None) == (tokens == 1 and outputs >= inputs)
+    assert (module.prepacked.blocks is not None) == (1 < tokens <= (128 if outputs == 300 else 32))
 
 
-def test_inputs_that_are_not_contiguous() -> None:
+def test_inputs_need_not_be_contiguous() -> None:
     module, x = Product(24, 16), torch.randn(5, 3, 16)[:, -1]
     with torch.inference_mode():
         torch.testing.assert_close(module(x), plain(module, x), rtol=1e-5, atol=1e-5)
@@ -63,7 +63,7 @@ def test_inputs_that_are_not_contiguous() -> None:
 
 @pytest.mark.parametrize("rows", [1, 5])
 @pytest.mark.parametrize(
-    "how",
+    "change",
     [
         "in place",
         "copied",
@@ -81,40 +81,40 @@ def test_inputs_that_are_not_contiguous() -> None:
         "double",
     ],
 )
-def test_a_changed_weight_is_prepacked_again(rows: int, how: str) -> None:
+def test_a_changed_weight_is_prepacked_again(rows: int, change: str) -> None:
     module, x = Product(24, 16), torch.randn(rows, 16)
     alias = module.weight.data
     with torch.inference_mode():
         before = module(x).clone()
-    if how == "in place":
+    if change == "in place":
         with torch.no_grad():
             module.weight.mul_(2.0)
-    elif how == "copied":
+    elif change == "copied":
         with torch.no_grad():
             module.weight.copy_(torch.randn(24, 16))
-    elif how == "in inference mode":
+    elif change == "in inference mode":
         with torch.inference_mode():
             module.weight.mul_(2.0)
-    elif how == "data":
+    elif change == "data":
         module.weight.data.mul_(2.0)
-    elif how == "an older alias of data":
+    elif change == "an older alias of data":
         alias.mul_(2.0)
-    elif how == "one number":
+    elif change == "one number":
         module.weight.data[3, 5] += 1.0
-    elif how == "data replaced":
+    elif change == "data replaced":
         module.weight.data = torch.randn(24, 16)
-    elif how == "numpy":
+    elif change == "numpy":
         module.weight.detach().numpy()[3, 5] += 1.0
-    elif how.endswith("step"):
+    elif change.endswith("step"):
         module(x).square().sum().backward()
-        torch.optim.Adam(module.parameters(), lr=0.1, fused=how == "fused step").step()
-    elif how == "loaded":
+        torch.optim.Adam(module.parameters(), lr=0.1, fused=change == "fused step").step()
+    elif change == "loaded":
         module.load_state_dict({name: 2 * tensor for name, tensor in module.state_dict().items()})
-    elif how == "replaced":
+    elif change == "replaced":
         module.weight = nn.Parameter(torch.randn(24, 16))
-    elif how == "trained":
+    elif change == "trained":
         module.train()
-        module.weight.data.mul_(2.0)  # leaves no mark on the parameter
+        module.weight.data.mul_(2.0)  # does not change the version of the parameter
         module.eval()
     else:
         module.double()
@@ -122,7 +122,7 @@ def test_a_changed_weight_is_prepacked_again(rows: int, how: str) -> None:
     with torch.inference_mode():
         after = module(x)
         torch.testing.assert_close(after, plain(module, x), rtol=1e-5, atol=1e-5)
-    assert how == "double" or not torch.allclose(after, before, rtol=1e-3, atol=1e-3)
+    assert change == "double" or not torch.allclose(after, before, rtol=1e-3, atol=1e-3)
 
 
 def test_foreign_memory_is_prepacked_only_if_it_is_frozen() -> None:
@@ -140,12 +140,12 @@ def test_foreign_memory_is_prepacked_only_if_it_is_frozen() -> None:
 
 
 def test_a_decoding_prepacks_every_weight_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing in a step counts as writing to a weight, which would lay it out anew every time."""
-    begun: list[PrepackedWeight] = []
+    """No operation in a step counts as a write to a weight, which would prepack it again."""
+    prepacked_weights: list[PrepackedWeight] = []
     begin = PrepackedWeight._begin
 
     def counted(layout: PrepackedWeight, weight: Tensor) -> None:
-        begun.append(layout)
+        prepacked_weights.append(layout)
         begin(layout, weight)
 
     monkeypatch.setattr(PrepackedWeight, "_begin", counted)
@@ -158,7 +158,7 @@ def test_a_decoding_prepacks_every_weight_once(monkeypatch: pytest.MonkeyPatch) 
             decoding = model.start(batch, 6, beams=beams)
             for _ in range(3):
                 model.advance(torch.ones(2 * beams, 1, dtype=torch.int64), decoding)
-    assert len(begun) == len(set(map(id, begun))) > 10
+    assert len(prepacked_weights) == len(set(map(id, prepacked_weights))) > 10
 
 
 def test_gradients_are_those_of_the_weight() -> None:
@@ -170,27 +170,27 @@ def test_gradients_are_those_of_the_weight() -> None:
     torch.testing.assert_close(module.weight.grad, x.sum(0).expand(24, 16))
 
 
-def test_a_model_keeps_its_parameters_and_its_outputs() -> None:
+def test_prepacking_keeps_parameters_and_excludes_the_encoder() -> None:
     model = build(tiny.encoder_decoder(), seed=1).eval()
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     fast.install(model, fixed=True)
     assert list(model.state_dict()) == list(before)
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
-    laid = [name for name, module in model.named_modules() if isinstance(module, Prepacked)]
-    assert "tables.tables.source" in laid
-    assert any(name.startswith("decoder.") for name in laid)
-    assert not any(name.startswith("encoder.") for name in laid)
+    names = [name for name, module in model.named_modules() if isinstance(module, Prepacked)]
+    assert "tables.tables.source" in names
+    assert any(name.startswith("decoder.") for name in names)
+    assert not any(name.startswith("encoder.") for name in names)
 
 
-@pytest.mark.parametrize("again", [copy.deepcopy, lambda module: pickle.loads(pickle.dumps(module))])
-def test_copies_prepack_their_own_weight(again: object) -> None:
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda module: pickle.loads(pickle.dumps(module))])
+def test_copies_prepack_their_own_weight(copied: object) -> None:
     module, x = Product(24, 16), torch.randn(5, 16)
     with torch.inference_mode():
         module(x)
-    other = again(module)  # type: ignore[reportCallIssue]
-    other.weight.data.mul_(3.0)
+    duplicate = copied(module)  # type: ignore[reportCallIssue]
+    duplicate.weight.data.mul_(3.0)
     with torch.inference_mode():
-        torch.testing.assert_close(other(x), plain(other, x), rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(duplicate(x), plain(duplicate, x), rtol=1e-5, atol=1e-5)
 
 
 def test_without_the_operators_nothing_is_prepacked(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -201,5 +201,5 @@ def test_without_the_operators_nothing_is_prepacked(monkeypatch: pytest.MonkeyPa
 
 
 def test_this_torch_has_the_operators() -> None:
-    """Should a version drop them, decoding goes on without, and this says so."""
+    """Without these private operators decoding is slower; this test fails if a torch version drops them."""
     assert prepacked.available()

@@ -1,4 +1,4 @@
-"""Fused recurrent kernels compute what the step-by-step formulas do."""
+"""Fused recurrent kernels equal the step-by-step formulas."""
 
 from collections.abc import Callable
 from typing import Any
@@ -44,7 +44,7 @@ def test_fused_cells_have_the_states_and_gradients_of_the_formula(
         torch.testing.assert_close(fused, plain, rtol=0, atol=1e-11)
 
 
-def test_a_single_token_takes_the_formula(site: Callable[..., Site], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_single_tokens_use_the_formula(site: Callable[..., Site], monkeypatch: pytest.MonkeyPatch) -> None:
     module: Any = LSTM().build(D, H, site())
     fast.install(module)
     monkeypatch.setattr(type(module), "fused", None)

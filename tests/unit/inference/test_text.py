@@ -55,7 +55,7 @@ LONG = " ".join(["abcd"] * 60)
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """A run of every kind that was never trained; names in capitals have a table of positions."""
+    """Return untrained runs of every kind of model; those with names in capitals have learned positions."""
     folder = tmp_path_factory.mktemp("runs")
     return {
         "translator": untrained(folder / "translator", Translation()),
@@ -92,9 +92,9 @@ def source(tmp_path: Path) -> Path:
 def test_limits_beyond_the_positions_are_refused(
     folders: dict[str, Path], source: Path, command: str, name: str, option: str, search: tuple[str, ...]
 ) -> None:
-    said = complaint(command, folders[name], source, option, str(WINDOW + 1), *search)
-    assert f"{WINDOW} positions" in said
-    assert option[2:5] in said
+    message = complaint(command, folders[name], source, option, str(WINDOW + 1), *search)
+    assert f"{WINDOW} positions" in message
+    assert option[2:5] in message
     assert printed(command, folders[name], source, "--max-len", "5", *search)
 
 
@@ -133,14 +133,14 @@ def test_a_prompt_that_leaves_less_room_than_max_len_is_warned_about(
     prompt = "abcd efgh ijkl"
     read = len(runs["STREAM"].tokenizer.encode(prompt))
     words = ("generate", folders["STREAM"], "--prompt", prompt, "--ban", "<unused>")
-    said = regard(*words, "--max-len", str(WINDOW), "--json")
-    assert said.returncode == 0
-    assert said.stderr.count("\n") == 1
-    assert f"line 1: at most {WINDOW - read + 1} tokens" in said.stderr
-    (output,) = json.loads(said.stdout)[0]
+    result = regard(*words, "--max-len", str(WINDOW), "--json")
+    assert result.returncode == 0
+    assert result.stderr.count("\n") == 1
+    assert f"line 1: at most {WINDOW - read + 1} tokens" in result.stderr
+    (output,) = json.loads(result.stdout)[0]
     assert output["ended"] or len(output["ids"]) == WINDOW - read + 1
     assert regard(*words, "--max-len", "4").stderr == ""
-    assert regard(*words).stderr == ""  # nobody asked for more than there is room for
+    assert regard(*words).stderr == ""  # no max_len was set
     assert "leaves no room" in complaint(*words, "--min-len", str(WINDOW))
 
 
@@ -150,7 +150,7 @@ def test_without_max_len_a_continuation_uses_the_positions_that_are_left(
     (output,) = runs["LINES"].generate("abcd", limits=Limits(min_len=10))
     assert output.ended or len(output.ids) == WINDOW - len(output.read) + 1
     monkeypatch.setattr("regard.inference.text.NEW", 9)
-    for fewest in (9, 11):  # what has to be said is said
+    for fewest in (9, 11):  # min_len is reached even if it exceeds the default
         (output,) = runs["stream"].generate("abcd", search=Sample(seed=1), limits=Limits(min_len=fewest))
         assert len(output.ids) == fewest
 
@@ -175,7 +175,7 @@ def test_a_source_that_takes_up_positions_leaves_less_room(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("name", ["STREAM", "LINES", "stream"])
-def test_of_a_long_prompt_the_end_is_read(runs: dict[str, TrainedModel], name: str) -> None:
+def test_the_end_of_a_long_prompt_is_kept(runs: dict[str, TrainedModel], name: str) -> None:
     run, warnings = runs[name], list[str]()
     (output,) = run.generate(LONG, search=Beam(1), limits=Limits(max_len=5), warn=warnings.append)
     begin = len(run.begin)
@@ -201,9 +201,9 @@ def test_many_long_lines_are_one_warning_and_a_count(folders: dict[str, Path], t
         ("generate", "STREAM", *short),
         ("classify", "classifier"),
     ):
-        said = regard(command, folders[name], tmp_path / "long", *words)
-        assert said.returncode == 0, said.stderr
-        first, rest = said.stderr.splitlines()
+        result = regard(command, folders[name], tmp_path / "long", *words)
+        assert result.returncode == 0, result.stderr
+        first, rest = result.stderr.splitlines()
         assert "line 2: " in first
         assert "2 more like this one" in rest
 
@@ -213,11 +213,11 @@ def test_an_empty_prompt_begins_a_text(runs: dict[str, TrainedModel]) -> None:
     assert runs["LINES"].generate("")[0].read == (runs["LINES"].tokenizer.bos,)
 
 
-# As many lines as were asked for
+# The number of outputs
 
 
 class Poor(Engine):
-    """Finds one hypothesis, whatever is asked for."""
+    """Returns one hypothesis per source, whatever `n_best` is."""
 
     name = "poor"
 
@@ -239,7 +239,7 @@ SEARCHES = {"beam": ("--beam", "4"), "sample": ("--temperature", "0.9")}
 
 
 @pytest.mark.parametrize("search", SEARCHES.values(), ids=SEARCHES)
-def test_n_best_has_as_many_lines_for_every_line(
+def test_n_best_prints_n_outputs_for_every_input_line(
     folders: dict[str, Path], source: Path, search: tuple[str, ...]
 ) -> None:
     words = ("translate", folders["translator"], source, *search, "--n-best", "3", "--max-len", "6")
@@ -260,7 +260,7 @@ def test_n_best_in_python_by_workers_and_by_other_engines(
 
 
 def test_missing_outputs_are_null_in_json(folders: dict[str, Path], runs: dict[str, TrainedModel]) -> None:
-    # A prefix that fills the output leaves one thing to say.
+    # With a prefix that fills the output, only one output is possible.
     prefix = runs["translator"].tokenizer.decode([100, 101])
     words = ("--prefix", prefix, "--max-len", str(len(runs["translator"].tokenizer.encode(prefix))), "--n-best", "3")
     text = printed("translate", folders["translator"], *words, "--json", stdin=b"abcd\n")
@@ -285,7 +285,7 @@ def test_a_stream_prints_the_same_text_as_without_it(
     assert streamed == together
     if search[0] == "--temperature":
         outputs = [best[0]["ids"] for best in json.loads(printed(*words, "--json"))]
-        assert outputs[0] != outputs[1]  # the same text twice, drawn with numbers of its own
+        assert outputs[0] != outputs[1]  # the same text twice, with different random numbers
 
 
 def test_a_refused_stream_prints_nothing(folders: dict[str, Path]) -> None:
@@ -294,7 +294,7 @@ def test_a_refused_stream_prints_nothing(folders: dict[str, Path]) -> None:
     assert "streamed" in complaint(*words)
 
 
-# One rule for recipes
+# The search of the recipe
 
 
 RECIPES = {
@@ -312,27 +312,31 @@ def test_the_search_of_the_recipe_is_the_default_everywhere(
     run = package.load(untrained(tmp_path / "run", objective, decode), "cpu")
     (tmp_path / "text").write_text("abcd\nmnop efgh\n")
     texts, limits = list(lines(tmp_path / "text")), Limits(max_len=7)
-    found = list(
+    outputs = list(
         run.translations(texts, limits=limits) if command == "translate" else run.generate(texts, limits=limits)
     )
-    assert [len(best) for best in found] == [2, 2]
+    assert [len(best) for best in outputs] == [2, 2]
     words = (command, run.path, tmp_path / "text", "--max-len", "7")
-    shown = json.loads(printed(*words, "--json"))
-    assert [[one["ids"] for one in best] for best in shown] == [[list(one.ids) for one in best] for best in found]
-    assert [[one["score"] for one in best] for best in shown] == [[one.score for one in best] for best in found]
+    json_outputs = json.loads(printed(*words, "--json"))
+    assert [[output["ids"] for output in best] for best in json_outputs] == [
+        [list(output.ids) for output in best] for best in outputs
+    ]
+    assert [[output["score"] for output in best] for best in json_outputs] == [
+        [output.score for output in best] for best in outputs
+    ]
     usual = json.loads(printed(command, folders[name], tmp_path / "text", "--max-len", "7", "--json"))
     assert [len(best) for best in usual] == [1, 1]
-    # Options override what they are about, and nothing else.
+    # Options override only their own settings.
     if isinstance(decode, Sample):
         other = json.loads(printed(*words, "--seed", "12", "--json"))
         assert [len(best) for best in other] == [2, 2]
-        assert [best[0]["ids"] for best in other] != [best[0]["ids"] for best in shown]
+        assert [best[0]["ids"] for best in other] != [best[0]["ids"] for best in json_outputs]
         assert printed(*words, "--seed", "11", "--temperature", "1.5") == printed(*words)
     else:
         assert printed(*words, "--beam", "3") == printed(*words, "--n-best", "2") == printed(*words)
         assert "decode.n_best" in complaint(*words, "--beam", "1")
     if command == "translate":
-        assert run.translate(texts, limits=limits) == [best[0].text for best in found]
+        assert run.translate(texts, limits=limits) == [best[0].text for best in outputs]
 
 
 @dataclass(frozen=True, slots=True)
@@ -425,9 +429,9 @@ IGNORED = [
 def test_options_that_would_be_ignored_are_refused(
     folders: dict[str, Path], source: Path, command: str, name: str, words: tuple[str, ...], named: str
 ) -> None:
-    given = [str(source) if word == "SOURCE" else word for word in words]
+    arguments = [str(source) if word == "SOURCE" else word for word in words]
     file = [source] if command in {"translate", "generate"} else []
-    assert named in complaint(command, folders.get(name, source), *file, *given)
+    assert named in complaint(command, folders.get(name, source), *file, *arguments)
 
 
 def test_backslash_n_is_a_newline_in_prompt_options_alone(folders: dict[str, Path], tmp_path: Path) -> None:
@@ -449,7 +453,7 @@ def test_evaluate_reads_outputs_from_pipes(source: Path) -> None:
 
 @contextmanager
 def piped(content: bytes) -> Iterator[str]:
-    """A pipe with this content, by the name that a shell gives to `<(command)`."""
+    """Yield the path of a pipe with this content, as a shell passes it for `<(command)`."""
     ours, theirs = os.pipe()
     os.write(theirs, content)
     os.close(theirs)
@@ -460,17 +464,17 @@ def piped(content: bytes) -> Iterator[str]:
 # Scores
 
 
-def test_the_score_of_an_output_is_its_score_again(runs: dict[str, TrainedModel]) -> None:
+def test_scoring_an_output_reproduces_its_log_probability(runs: dict[str, TrainedModel]) -> None:
     texts = ["abcd efgh", LONG, "", "mnop"]  # one is cut, one is empty
     for name in ("translator", "TRANSLATOR", "STREAM", "LINES", "stream"):
         run = runs[name]
         search, limits = Sample(temperature=1.3, n_best=3, seed=2), Limits(max_len=8)
-        found = (
+        results = (
             run.generate(texts, search=search, limits=limits)
             if "translator" not in name.lower()
             else run.translations(texts, search=search, limits=limits)
         )
-        outputs = [output for best in found for output in best]
+        outputs = [output for best in results for output in best]
         scores = run.score(outputs, batch_size=5)
         for output, score in zip(outputs, scores, strict=True):
             assert score.log_prob == pytest.approx(output.log_prob, abs=1e-4)
@@ -481,20 +485,20 @@ def test_the_score_of_an_output_is_its_score_again(runs: dict[str, TrainedModel]
 
 def test_outputs_are_scored_from_json(folders: dict[str, Path], tmp_path: Path) -> None:
     for command, name in (("translate", "translator"), ("generate", "STREAM")):
-        printed_ = printed(
+        json_text = printed(
             command, folders[name], "-", "--temperature", "1.2", "--n-best", "2", "--max-len", "6", "--json",
             stdin=b"abcd\n\nmnop\n",
         )  # fmt: skip
-        (tmp_path / "outputs").write_text(printed_)
-        wanted = [one["log_prob"] for best in json.loads(printed_) for one in best]
-        found = [float(line) for line in printed("score", folders[name], "--outputs", tmp_path / "outputs").split()]
-        assert found == pytest.approx(wanted, abs=1e-5)
+        (tmp_path / "outputs").write_text(json_text)
+        expected = [output["log_prob"] for best in json.loads(json_text) for output in best]
+        scores = [float(line) for line in printed("score", folders[name], "--outputs", tmp_path / "outputs").split()]
+        assert scores == pytest.approx(expected, abs=1e-5)
     assert "the run that generated it" in complaint("score", folders["LINES"], "--outputs", wrong(tmp_path))
 
 
 def wrong(folder: Path, **changes: Any) -> Path:
-    one = {"text": "x", "score": 0.0, "log_prob": 0.0, "tokens": ["x"], "ended": True, "ids": [99999], "read": [5]}
-    (folder / "wrong").write_text(json.dumps([[one | changes]]))
+    output = {"text": "x", "score": 0.0, "log_prob": 0.0, "tokens": ["x"], "ended": True, "ids": [99999], "read": [5]}
+    (folder / "wrong").write_text(json.dumps([[output | changes]]))
     return folder / "wrong"
 
 
@@ -510,8 +514,8 @@ BAD = {
 @pytest.mark.parametrize("bad", BAD.values(), ids=BAD)
 def test_damaged_outputs_are_refused(folders: dict[str, Path], tmp_path: Path, bad: dict[str, Any]) -> None:
     path = wrong(tmp_path, ids=[5], **bad) if "ids" not in bad else wrong(tmp_path, **bad)
-    said = complaint("score", folders["LINES"], "--outputs", path)
-    assert ("cannot be scored" if bad == {"read": []} else "is not the output of translate --json") in said
+    message = complaint("score", folders["LINES"], "--outputs", path)
+    assert ("cannot be scored" if bad == {"read": []} else "is not the output of translate --json") in message
 
 
 def test_score_refuses_a_classifier_before_it_waits_for_text(
@@ -521,7 +525,7 @@ def test_score_refuses_a_classifier_before_it_waits_for_text(
     assert "regard classify, not score" in complaint("score", folders["classifier"])
 
 
-def test_a_line_has_a_score_whatever_is_in_it(
+def test_every_line_has_a_score_even_if_empty(
     folders: dict[str, Path], runs: dict[str, TrainedModel], tmp_path: Path
 ) -> None:
     text = tmp_path / "text"
@@ -547,8 +551,8 @@ def test_a_language_model_scores_the_first_token_of_a_line(runs: dict[str, Train
         ids = run.tokenizer.encode("abcd\n" if name == "STREAM" else "abcd") + [run.tokenizer.eos] * (name == "LINES")
         batch = package.Batch(torch.tensor([[*begin, *ids[:-1]]]))
         assert isinstance(run.model, package.Generator)
-        wanted = run.model.log_probs(batch)[0, len(begin) - 1 :].gather(1, torch.tensor(ids)[:, None])  # type: ignore
-        assert run.score("abcd").log_prob == pytest.approx(float(wanted.detach().sum()), abs=1e-4)
+        expected = run.model.log_probs(batch)[0, len(begin) - 1 :].gather(1, torch.tensor(ids)[:, None])  # type: ignore
+        assert run.score("abcd").log_prob == pytest.approx(float(expected.detach().sum()), abs=1e-4)
         assert run.score("").tokens == 1
 
 
@@ -599,16 +603,16 @@ def test_a_path_is_one_path() -> None:
     from regard.runs.request import request_from_options
 
     for name in ("tsv", "jsonl", "text", "labelled"):
-        for one in ("corpus", Path("corpus")):
-            files: dict[str, Any] = {name: one}
-            found = request_from_options(**files, changes="train.steps=7", variants="rotary")
+        for path in ("corpus", Path("corpus")):
+            files: dict[str, Any] = {name: path}
+            request = request_from_options(**files, changes="train.steps=7", variants="rotary")
             files = {name: ["corpus"]}
-            assert found == request_from_options(**files, changes=["train.steps=7"], variants=["rotary"])
-            assert len(found.data.train) == 1
+            assert request == request_from_options(**files, changes=["train.steps=7"], variants=["rotary"])
+            assert len(request.data.train) == 1
     assert request_from_options(source=Path("a"), target=Path("b")) == request_from_options(source="a", target="b")
 
 
-# One way from text to a batch
+# From text to a batch
 
 
 RECORDS = {
@@ -627,10 +631,10 @@ def test_a_batch_of_texts_has_the_loss_of_validation(runs: dict[str, TrainedMode
     if run.objective.stream:
         table = Table({"target": Column(table["target"].ids, table["target"].offsets[[0, -1]])})
     assert run.recipe.data.batching is not None
-    wanted = likelihood(run.model, table, run.objective, run.recipe.data.batching)
+    expected = likelihood(run.model, table, run.objective, run.recipe.data.batching)
     loss = run.model.loss(run.batch(RECORDS[name]))
-    assert float(loss.nll / loss.tokens) == pytest.approx(wanted.loss, abs=1e-6)
-    assert int(loss.tokens) == wanted.tokens
+    assert float(loss.nll / loss.tokens) == pytest.approx(expected.loss, abs=1e-6)
+    assert int(loss.tokens) == expected.tokens
     if name == "translator":
         scores = run.score(RECORDS[name])
         assert float(loss.nll) == pytest.approx(-sum(score.log_prob for score in scores), abs=1e-4)
@@ -664,11 +668,11 @@ def test_rows_of_a_batch_are_in_the_order_of_the_records(
         alone = runs[name].batch([record])
         assert batch.labels is not None
         assert alone.labels is not None
-        for row, wanted in ((batch.target[i], alone.target[0]), (batch.labels[i].view(-1), alone.labels.view(-1))):
-            assert row.tolist() == wanted.tolist() + [0] * (len(row) - len(wanted))
+        for row, expected in ((batch.target[i], alone.target[0]), (batch.labels[i].view(-1), alone.labels.view(-1))):
+            assert row.tolist() == expected.tolist() + [0] * (len(row) - len(expected))
 
 
-def test_records_that_are_not_learned_from_are_refused(runs: dict[str, TrainedModel]) -> None:
+def test_records_that_cannot_be_trained_on_are_refused(runs: dict[str, TrainedModel]) -> None:
     for name, records in (
         ("translator", "abcd"),
         ("translator", []),
@@ -683,7 +687,7 @@ def test_records_that_are_not_learned_from_are_refused(runs: dict[str, TrainedMo
         runs["classifier"].batch([("awful", "abcd")])
 
 
-# Lines are answered as they come
+# Lines are processed as they arrive
 
 
 def test_lines_of_a_pipe_are_answered_when_it_pauses(folders: dict[str, Path]) -> None:
@@ -706,7 +710,7 @@ def test_lines_of_a_pipe_are_answered_when_it_pauses(folders: dict[str, Path]) -
     ("command", "name"),
     [("translate", "translator"), ("generate", "STREAM"), ("classify", "classifier"), ("score", "LINES")],
 )
-def test_an_answer_waits_for_no_line_after_it(
+def test_a_line_is_answered_before_the_next_one_is_read(
     folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch, command: str, name: str
 ) -> None:
     answered = list[int]()
@@ -724,7 +728,7 @@ def test_an_answer_waits_for_no_line_after_it(
     assert answered[2] >= 2
 
 
-def test_lines_come_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lines_of_a_pipe_are_read_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     import threading
 
     from regard.cli import input_lines as reading
@@ -746,7 +750,7 @@ def test_lines_come_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     assert threading.active_count() < 20
 
 
-def test_a_file_is_never_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_is_read_in_full_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from regard.cli import input_lines as reading
 
     (tmp_path / "text").write_text("a\nb\nc\n")
@@ -789,7 +793,9 @@ def test_runs_that_learned_different_things_are_no_ensemble(folders: dict[str, P
 
 
 def test_outputs_are_equal_whatever_the_batch_size(runs: dict[str, TrainedModel]) -> None:
-    def said(size: int) -> list[list[Output]]:
+    def generate(size: int) -> list[list[Output]]:
         return runs["STREAM"].generate(["abcd", "", LONG, "mnop efgh"], batch_size=size, limits=Limits(max_len=6))
 
-    assert [[one.ids for one in best] for best in said(1)] == [[one.ids for one in best] for best in said(3)]
+    assert [[output.ids for output in best] for best in generate(1)] == [
+        [output.ids for output in best] for best in generate(3)
+    ]

@@ -44,7 +44,7 @@ def test_hidden_states_of_every_layer_of_every_family(name: str) -> None:
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
 
 
-def test_hidden_states_are_the_stream_between_the_blocks() -> None:
+def test_hidden_states_are_the_values_between_the_blocks() -> None:
     spec = tiny.encoder_decoder(3)
     model, batch = build(spec).eval(), batch_for(spec)
     assert isinstance(model, EncoderDecoderModel)

@@ -1,4 +1,4 @@
-"""Pictures of attention: every cell in its place, nothing wider than asked, no file half written."""
+"""Heat maps of attention: cells and labels are aligned, widths are respected, and files are written atomically."""
 
 import builtins
 from collections.abc import Callable
@@ -34,8 +34,8 @@ def weights(rows: int, columns: int) -> torch.Tensor:
 
 
 def test_a_small_matrix_has_its_labels_above_the_columns() -> None:
-    made = terminal(torch.tensor([[0.0, 0.25, 0.8], [0.4, 0.6, 0.2]]), ["Die", "Katze"], ["the", "cat", "sat"])
-    assert made.split("\n") == [
+    heat_map = terminal(torch.tensor([[0.0, 0.25, 0.8], [0.4, 0.6, 0.2]]), ["Die", "Katze"], ["the", "cat", "sat"])
+    assert heat_map.split("\n") == [
         "       the  cat  sat",
         "  Die       ░░░  ███",
         "Katze  ▒▒▒  ▓▓▓  ░░░",
@@ -45,33 +45,33 @@ def test_a_small_matrix_has_its_labels_above_the_columns() -> None:
 
 
 def test_wide_letters_keep_the_columns_in_line() -> None:
-    made = terminal(torch.eye(3), ["我", "cafe\u0301", "b"], ["日本", "n\u0303", "end"]).split("\n")
-    assert made[0] == "      日本  n\u0303   end"
-    # 日本 is four cells wide, so that the full cell of the second row stands after it.
-    assert made[1] == "  我  ███"
-    assert made[2] == "cafe\u0301        ██"
-    assert made[3] == "   b            ███"
+    lines = terminal(torch.eye(3), ["我", "cafe\u0301", "b"], ["日本", "n\u0303", "end"]).split("\n")
+    assert lines[0] == "      日本  n\u0303   end"
+    # 日本 is four cells wide, so the next column begins after four cells.
+    assert lines[1] == "  我  ███"
+    assert lines[2] == "cafe\u0301        ██"
+    assert lines[3] == "   b            ███"
 
 
-def test_columns_without_room_are_numbered_with_a_legend() -> None:
+def test_columns_whose_labels_do_not_fit_are_numbered_with_a_legend() -> None:
     columns = [f"word{i}" for i in range(1, 13)]
-    made = terminal(torch.eye(12)[[0, 11]], ["x", "y"], columns, width=40).split("\n")
-    assert made[0] == "   1  2  3  4  5  6  7  8  9 10 11 12"
-    assert made[1] == "x ██"
-    assert made[2] == "y" + " " * 34 + "██"
-    assert made[4:7] == [
+    lines = terminal(torch.eye(12)[[0, 11]], ["x", "y"], columns, width=40).split("\n")
+    assert lines[0] == "   1  2  3  4  5  6  7  8  9 10 11 12"
+    assert lines[1] == "x ██"
+    assert lines[2] == "y" + " " * 34 + "██"
+    assert lines[4:7] == [
         "1 word1   2 word2   3 word3   4 word4",
         "5 word5   6 word6   7 word7   8 word8",
         "9 word9   10 word10   11 word11",
     ]
 
 
-def test_more_columns_than_a_line_has_are_laid_out_in_panels() -> None:
-    made = terminal(torch.eye(20)[[0, 19]], ["x", "y"], ["longer"] * 20, width=32).split("\n")
-    assert made[0] == "   1  2  3  4  5  6  7  8  9 10"
-    assert made[1:4] == ["x ██", "y", ""]
-    assert made[4] == "  11 12 13 14 15 16 17 18 19 20"
-    assert made[5:7] == ["x", "y" + " " * 28 + "██"]
+def test_columns_that_do_not_fit_a_line_are_divided_into_panels() -> None:
+    lines = terminal(torch.eye(20)[[0, 19]], ["x", "y"], ["longer"] * 20, width=32).split("\n")
+    assert lines[0] == "   1  2  3  4  5  6  7  8  9 10"
+    assert lines[1:4] == ["x ██", "y", ""]
+    assert lines[4] == "  11 12 13 14 15 16 17 18 19 20"
+    assert lines[5:7] == ["x", "y" + " " * 28 + "██"]
 
 
 @pytest.mark.parametrize("width", [24, 31, 60, 100, 300])
@@ -79,13 +79,13 @@ def test_more_columns_than_a_line_has_are_laid_out_in_panels() -> None:
 def test_lines_fit_the_width(width: int, columns: int) -> None:
     rows = [*STRANGE, "very " * 30, "很" * 50]
     labels = [*(STRANGE * 13)[: columns - 1], "长" * 60]
-    made = terminal(weights(len(rows), columns), rows, labels, width)
-    assert max(map(cell_len, made.split("\n"))) <= width
-    assert all(line == line.rstrip() for line in made.split("\n"))
-    assert all(character.isprintable() for line in made.split("\n") for character in line)
+    heat_map = terminal(weights(len(rows), columns), rows, labels, width)
+    assert max(map(cell_len, heat_map.split("\n"))) <= width
+    assert all(line == line.rstrip() for line in heat_map.split("\n"))
+    assert all(character.isprintable() for line in heat_map.split("\n") for character in line)
 
 
-def test_too_narrow_is_refused() -> None:
+def test_a_width_that_is_too_small_is_refused() -> None:
     with pytest.raises(SpecError, match="width: must be at least 24 cells, not 10"):
         terminal(weights(1, 1), ["a"], ["b"], width=10)
 
@@ -99,7 +99,7 @@ def test_labels_escape_unprintable_characters() -> None:
 
 
 @pytest.mark.parametrize(
-    "given",
+    "matrix",
     [
         torch.tensor([[0.0, 1.0]], requires_grad=True),
         torch.tensor([[0.0, 1.0]], dtype=torch.bfloat16),
@@ -108,19 +108,19 @@ def test_labels_escape_unprintable_characters() -> None:
         np.array([[0.0, 1.0]], dtype=np.float32),
     ],
 )
-def test_tensors_and_arrays_of_any_precision(given: Any) -> None:
-    assert terminal(given, ["a"], ["x", "y"]).split("\n")[1] == "a      ██"
+def test_tensors_and_arrays_of_any_precision(matrix: Any) -> None:
+    assert terminal(matrix, ["a"], ["x", "y"]).split("\n")[1] == "a      ██"
 
 
 def test_negative_and_zero_weights_have_a_scale() -> None:
-    made = terminal(torch.tensor([[-0.4, 0.0, 0.4]]), ["a"], ["x", "y", "z"]).split("\n")
-    assert made[1] == "a      ▒▒  ██"
-    assert made[-1] == "blank -0.4   ░ -0.2   ▒ 0   ▓ 0.2   █ 0.4"
+    lines = terminal(torch.tensor([[-0.4, 0.0, 0.4]]), ["a"], ["x", "y", "z"]).split("\n")
+    assert lines[1] == "a      ▒▒  ██"
+    assert lines[-1] == "blank -0.4   ░ -0.2   ▒ 0   ▓ 0.2   █ 0.4"
     assert terminal(torch.zeros(1, 1), ["a"], ["x"]).split("\n")[1] == "a"
 
 
 def to_png(path: Path) -> Callable[..., None]:
-    return lambda given, rows, columns: png(given, rows, columns, path)
+    return lambda matrix, rows, columns: png(matrix, rows, columns, path)
 
 
 @pytest.mark.parametrize("picture", ["terminal", "png"])
@@ -147,7 +147,7 @@ def test_a_png_has_dark_cells_where_the_weights_are(tmp_path: Path) -> None:
     png(matrix, ["a", "b"], ["x", "y", "z"], tmp_path / "a.png", "title")
     image = read_png(tmp_path / "a.png")
     blue = (image[..., 2] > image[..., 0] + 0.2) & (image.sum(-1) < 1)  # the dark end of the scale
-    left = blue[:, : int(image.shape[1] * 0.75)]  # beside it stands the scale
+    left = blue[:, : int(image.shape[1] * 0.75)]  # without the colour bar on the right
     rows, columns = np.nonzero(left)
     assert len(rows) > 500
     assert columns.min() > left.shape[1] * 0.5
@@ -165,7 +165,7 @@ def test_png_of_any_characters_gives_no_warning(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["a.png"]
 
 
-def test_a_large_matrix_is_no_larger_a_picture(tmp_path: Path) -> None:
+def test_the_size_of_a_picture_is_bounded(tmp_path: Path) -> None:
     png(weights(2, 300), ["a", "b"], ["x"] * 300, tmp_path / "a.png")
     assert read_png(tmp_path / "a.png").shape[1] < 42 * 150
 

@@ -41,12 +41,12 @@ def encoder() -> Callable[..., EncoderOnly]:
 
 
 @pytest.fixture
-def shaken() -> Callable[[Any], Any]:
-    """A model with every weight disturbed, so that no zero or one of its initialisation hides a fault."""
+def perturbed() -> Callable[[Any], Any]:
+    """Return a function that perturbs all weights of a model, so that initial zeros and ones hide no fault."""
 
-    def shake(model: Any) -> Any:
+    def perturb(model: Any) -> Any:
         for parameter in model.parameters():
             nn.init.normal_(parameter, parameter.mean().item(), 0.3)
         return model.eval()
 
-    return shake
+    return perturb

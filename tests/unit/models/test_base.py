@@ -31,7 +31,7 @@ from regard.tree import swap
 Pair = Callable[..., EncoderDecoder]
 Decoder = Callable[..., DecoderOnly]
 Encoder = Callable[..., EncoderOnly]
-Shaken = Callable[[Any], Any]
+Perturbed = Callable[[Any], Any]
 
 
 def weights(model: torch.nn.Module) -> torch.Tensor:
@@ -40,7 +40,7 @@ def weights(model: torch.nn.Module) -> torch.Tensor:
 
 @pytest.mark.parametrize("device", [None, "meta"])
 @pytest.mark.parametrize("d_hidden", [10**13, 10**18, 10**30])
-def test_a_model_that_fits_into_no_memory_is_one_sentence(d_hidden: int, device: str | None, pair: Pair) -> None:
+def test_model_too_large_for_memory_is_refused(d_hidden: int, device: str | None, pair: Pair) -> None:
     wide = swap(pair(), FeedForward, lambda branch: replace(branch, d_hidden=d_hidden))
     if device == "meta" and d_hidden == 10**13:
         assert count(wide) > 10**13  # it can still be counted
@@ -55,7 +55,7 @@ class TestBuild:
         assert torch.equal(weights(a), weights(b))
         assert not torch.equal(weights(a), weights(other))
 
-    def test_the_global_generator_is_untouched_and_has_no_say(self, pair: Pair) -> None:
+    def test_build_neither_uses_nor_changes_the_global_random_generator(self, pair: Pair) -> None:
         torch.manual_seed(5)
         before = torch.get_rng_state()
         first = build(pair())
@@ -63,35 +63,41 @@ class TestBuild:
         torch.manual_seed(6)
         assert torch.equal(weights(build(pair())), weights(first))
 
-    def test_undrawn_weights_have_the_same_names_and_shapes(self, pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
-        drawn = build(pair())
+    def test_uninitialised_weights_have_the_same_names_and_shapes(
+        self, pair: Pair, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        initialized = build(pair())
 
         def fail(self: Init, *_: Any) -> None:
-            raise AssertionError("drawn")
+            raise AssertionError("initialised")
 
         monkeypatch.setattr(Xavier, "draw", fail)
-        undrawn = build(pair(), init=False)
-        shapes = {name: tensor.shape for name, tensor in drawn.state_dict().items()}
-        assert {name: tensor.shape for name, tensor in undrawn.state_dict().items()} == shapes
-        undrawn.load_state_dict(drawn.state_dict())
+        uninitialized = build(pair(), init=False)
+        shapes = {name: tensor.shape for name, tensor in initialized.state_dict().items()}
+        assert {name: tensor.shape for name, tensor in uninitialized.state_dict().items()} == shapes
+        uninitialized.load_state_dict(initialized.state_dict())
         batch = translation([([3, 4], [5])])
-        assert torch.equal(undrawn.loss(batch).total, drawn.loss(batch).total)
+        assert torch.equal(uninitialized.loss(batch).total, initialized.loss(batch).total)
 
-    def test_the_meta_device_allocates_and_draws_nothing(self, pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_the_meta_device_allocates_and_initialises_nothing(
+        self, pair: Pair, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         monkeypatch.setattr(Xavier, "draw", None)
         model = build(pair(vocab=10**9), device="meta")
         assert all(parameter.is_meta for parameter in model.parameters())
         assert all(buffer.is_meta for buffer in model.buffers())
 
-    def test_the_specs_init_draws(self, pair: Pair) -> None:
+    def test_init_of_the_spec_initialises_weights(self, pair: Pair) -> None:
         table = build(pair(vocab=5000, init=Normal(0.3))).tables.get("source")  # type: ignore[reportCallIssue]
         assert table.weight.std().item() == pytest.approx(0.3, rel=0.05)
 
-    def test_a_part_is_no_model(self) -> None:
-        with pytest.raises(SpecError, match="LayerNorm is not the description of a whole model"):
+    def test_spec_of_a_part_is_refused(self) -> None:
+        with pytest.raises(SpecError, match="LayerNorm is not the spec of a whole model"):
             inspect.unwrap(build)(LayerNorm())  # past the type checks of tests
 
-    def test_count_is_what_is_built(self, pair: Pair, decoder: Decoder, encoder: Encoder) -> None:
+    def test_count_equals_the_parameters_of_the_built_model(
+        self, pair: Pair, decoder: Decoder, encoder: Encoder
+    ) -> None:
         for spec in (pair(), decoder(), encoder()):
             assert count(spec) == weights(build(spec)).numel()
 
@@ -107,19 +113,19 @@ SEG = torch.tensor([[1, 1, 1], [1, 0, 0]])
 
 
 class TestLabels:
-    def test_real_tokens_weigh_one(self) -> None:
+    def test_default_label_weight_is_1_for_real_tokens(self) -> None:
         assert label_weights(Batch(IDS, IDS)).tolist() == [[1, 1, 1], [1, 1, 1]]
         assert label_weights(Batch(IDS, IDS, SEG)).tolist() == [[1, 1, 1], [1, 0, 0]]
-        given = torch.rand(2, 3)
-        assert label_weights(Batch(IDS, IDS, SEG, weights=given)) is given
+        weights = torch.rand(2, 3)
+        assert label_weights(Batch(IDS, IDS, SEG, weights=weights)) is weights
 
-    def test_rows_without_weight_are_left_out(self) -> None:
+    def test_tokens_without_weight_are_removed(self) -> None:
         h, w = torch.randn(2, 3, 4), torch.tensor([[0.5, 0.0, 1.0], [2.0, 0.0, 0.0]])
-        rows, labels, kept = real_rows(h, IDS, w)
+        rows, labels, label_weight = real_rows(h, IDS, w)
         assert torch.equal(rows, torch.stack((h[0, 0], h[0, 2], h[1, 0])))
-        assert (labels.tolist(), kept.tolist()) == ([3, 5, 6], [0.5, 1.0, 2.0])
+        assert (labels.tolist(), label_weight.tolist()) == ([3, 5, 6], [0.5, 1.0, 2.0])
 
-    def test_the_last_real_token(self) -> None:
+    def test_last_real_returns_the_last_real_token(self) -> None:
         x = torch.randn(2, 3, 4)
         assert torch.equal(last_real(x, None), x[:, 2])
         assert torch.equal(last_real(x, torch.tensor([3, 1])), torch.stack((x[0, 2], x[1, 0])))
@@ -130,8 +136,8 @@ class TestLabels:
         with pytest.raises(DataError, match=r"^labels: the loss needs one label per target token"):
             build(decoder()).loss(Batch(IDS, labels))
 
-    def test_loss_sums_weighted_tokens(self, decoder: Decoder, shaken: Callable[[Any], LanguageModel]) -> None:
-        model, w = shaken(build(decoder())), torch.tensor([[0.5, 0.0, 1.0], [2.0, 0.0, 0.0]])
+    def test_loss_sums_weighted_tokens(self, decoder: Decoder, perturbed: Callable[[Any], LanguageModel]) -> None:
+        model, w = perturbed(build(decoder())), torch.tensor([[0.5, 0.0, 1.0], [2.0, 0.0, 0.0]])
         labels = torch.tensor([[1, 2, 3], [4, 5, 6]])
         loss = model.loss(Batch(IDS, labels, SEG, weights=w))
         log_probs = model.log_probs(Batch(IDS, labels, SEG))
@@ -159,7 +165,7 @@ class TestTables:
         assert tables.get("nothing") is None
 
     @pytest.mark.parametrize("other", [("source", 8, 4), ("source", 7, 5)])
-    def test_tables_of_unequal_size_cannot_be_one(self, other: tuple[str, int, int], site: Any) -> None:
+    def test_tables_of_unequal_size_cannot_be_shared(self, other: tuple[str, int, int], site: Any) -> None:
         with pytest.raises(SpecError, match=r"^sharing: the target table is . x . and the source table 7 x 4"):
             Tables(Embeddings(), site(), {"source": ("source", 7, 4), "target": other})
 
@@ -184,7 +190,7 @@ def decode(spec: Any, steps: int, max_len: int, static: bool = False, seg: torch
 
 CONCAT = Tokens(join="concat", position_width=2)
 
-# What is asked, and the field that the refusal must name.
+# Invalid uses, and the field that the error must name.
 REFUSED: dict[str, tuple[Callable[[Any, Any, Any], Any], str]] = {
     "heads do not divide the width": (lambda pair, *_: pair(heads=3), "heads"),
     "heads of a layer do not divide": (
@@ -291,12 +297,12 @@ REFUSED: dict[str, tuple[Callable[[Any, Any, Any], Any], str]] = {
 }
 
 
-@pytest.mark.parametrize(("ask", "path"), REFUSED.values(), ids=list(REFUSED))
-def test_refused_in_one_sentence_that_names_the_field(
-    ask: Callable[[Any, Any, Any], Any], path: str, pair: Pair, decoder: Decoder, encoder: Encoder
+@pytest.mark.parametrize(("use", "path"), REFUSED.values(), ids=list(REFUSED))
+def test_invalid_use_is_refused_in_one_line_that_names_the_field(
+    use: Callable[[Any, Any, Any], Any], path: str, pair: Pair, decoder: Decoder, encoder: Encoder
 ) -> None:
     with pytest.raises(RegardError) as raised:
-        ask(pair, decoder, encoder)
+        use(pair, decoder, encoder)
     assert isinstance(raised.value, SpecError | DataError)
     assert str(raised.value).startswith(f"{path}: ")
     assert "\n" not in str(raised.value)
@@ -305,20 +311,24 @@ def test_refused_in_one_sentence_that_names_the_field(
 LONG = torch.tensor([[3, 4, 5, 6, 7, 8], [8, 7, 6, 5, 4, 3]])
 
 
-def test_padding_stays_hidden_whatever_its_position_or_prefix(pair: Pair, decoder: Decoder, shaken: Shaken) -> None:
+def test_padding_stays_hidden_whatever_its_position_or_prefix(
+    pair: Pair, decoder: Decoder, perturbed: Perturbed
+) -> None:
     """`pack` writes position 0 at padding, and a prefix may be marked beyond the end of a row."""
     seg, pos = torch.tensor([[1, 1, 1, 0, 0, 0]] * 2), torch.tensor([[0, 1, 2, 0, 0, 0]] * 2)
     other = LONG.clone()
     other[:, 3:] = 7
-    model = shaken(build(pair()))
-    said = [model.log_probs(Batch(ids, target_seg=seg, target_pos=pos, source=LONG)) for ids in (LONG, other)]
-    torch.testing.assert_close(said[0][:, :3], said[1][:, :3])
-    model = shaken(build(decoder(visibility="prefix")))
-    said = [model.log_probs(Batch(ids, target_seg=seg, prefix=torch.ones_like(seg).bool())) for ids in (LONG, other)]
-    torch.testing.assert_close(said[0][:, :3], said[1][:, :3])
+    model = perturbed(build(pair()))
+    log_probs = [model.log_probs(Batch(ids, target_seg=seg, target_pos=pos, source=LONG)) for ids in (LONG, other)]
+    torch.testing.assert_close(log_probs[0][:, :3], log_probs[1][:, :3])
+    model = perturbed(build(decoder(visibility="prefix")))
+    log_probs = [
+        model.log_probs(Batch(ids, target_seg=seg, prefix=torch.ones_like(seg).bool())) for ids in (LONG, other)
+    ]
+    torch.testing.assert_close(log_probs[0][:, :3], log_probs[1][:, :3])
 
 
-def test_a_decoding_reads_what_fits_it(pair: Pair) -> None:
+def test_decoding_refuses_tensors_of_wrong_shape(pair: Pair) -> None:
     model: Any = build(pair()).eval()
     decoding = model.start(Batch(LONG, source=LONG), 8, beams=2)
     ids = torch.full((4, 1), 3)
@@ -329,7 +339,7 @@ def test_a_decoding_reads_what_fits_it(pair: Pair) -> None:
         model.advance(ids, decoding, torch.ones(4, 2, dtype=torch.int64))
     with pytest.raises(DataError, match=r"^seg: row 1 has no token"):
         model.advance(ids, decoding, torch.tensor([[1], [0], [1], [1]]))
-    with pytest.raises(DataError, match=r"^parent: needs one for each of 4 rows"):
+    with pytest.raises(DataError, match=r"^parent: needs one index per row \(4\)"):
         decoding.reorder(torch.tensor([0]))
     with pytest.raises(DataError, match=r"^parent: a beam can only continue a beam of its own source"):
         decoding.reorder(torch.tensor([0, 2, 2, 3]))
@@ -337,7 +347,7 @@ def test_a_decoding_reads_what_fits_it(pair: Pair) -> None:
         model.start(Batch(LONG, source=LONG), 8, beams=0)
 
 
-def test_a_label_without_weight_may_be_anything_and_one_with_weight_may_not(decoder: Decoder) -> None:
+def test_invalid_labels_are_refused_unless_their_weight_is_0(decoder: Decoder) -> None:
     model = build(decoder()).eval()
     labels, weights = LONG.clone(), torch.ones(LONG.shape)
     labels[:, 2:], weights[:, 2:] = -100, 0.0

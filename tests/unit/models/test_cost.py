@@ -21,22 +21,22 @@ from regard.testing import tiny
 from regard.variants import apply
 
 
-def test_a_transformer_costs_what_the_arithmetic_says() -> None:
+def test_transformer_flops_and_parameters_match_the_formulas() -> None:
     T, D, F, V, L = 32, 128, 256, 10000, 4
-    costs = cost(preset("transformer_tiny"), length=T)
-    parts = {part.part: part for part in costs.parts}
+    model_cost = cost(preset("transformer_tiny"), length=T)
+    parts = {part.part: part for part in model_cost.parts}
     attention, feedforward = 8 * D * D + 4 * T * D, 4 * D * F
     assert parts["encoder.self_attention"].flops_per_token == L * attention
     assert parts["decoder.cross_attention"].flops_per_token == L * attention
     assert parts["decoder.feed_forward"].flops_per_token == L * feedforward
     assert parts["head"].flops_per_token == 2 * D * V
-    assert costs.flops_per_token == 3 * L * attention + 2 * L * feedforward + 2 * D * V
+    assert model_cost.flops_per_token == 3 * L * attention + 2 * L * feedforward + 2 * D * V
     assert parts["encoder.self_attention"].parameters == L * (4 * D * D + 4 * D)
     assert parts["decoder.norms"].parameters == L * 3 * 2 * D
     assert parts["tables"].parameters == V * D
 
 
-def test_convolutions_cost_what_the_arithmetic_says() -> None:
+def test_flops_of_convolutional_models_match_the_formulas() -> None:
     T, D, V = 32, 256, 10000
     parts = {part.part: part for part in cost(preset("convs2s"), length=T).parts}
     assert parts["encoder.convolution"].flops_per_token == 4 * 2 * (3 * D) * (2 * D)
@@ -45,11 +45,11 @@ def test_convolutions_cost_what_the_arithmetic_says() -> None:
     assert parts["head"].flops_per_token == 2 * D * V
     parts = {part.part: part for part in cost(preset("bytenet_small"), length=50).parts}
     assert parts["decoder.convolution"].flops_per_token == 10 * 2 * 3 * (D // 2) ** 2
-    assert parts["encoder.narrow"].flops_per_token == 10 * 2 * D * (D // 2) * 1.2  # columns for a token
+    assert parts["encoder.narrow"].flops_per_token == 10 * 2 * D * (D // 2) * 1.2  # positions per source token
     assert parts["join"].flops_per_token == 2 * 2 * D * D
 
 
-def test_shared_blocks_cost_parameters_once_and_flops_every_time() -> None:
+def test_shared_blocks_count_parameters_once_and_flops_every_time() -> None:
     plain, shared = preset("transformer_tiny"), preset("transformer_tiny", **{"encoder.unique": 1})
     before = {part.part: part for part in cost(plain).parts}["encoder.feed_forward"]
     after = {part.part: part for part in cost(shared).parts}["encoder.feed_forward"]
@@ -60,10 +60,10 @@ def test_shared_blocks_cost_parameters_once_and_flops_every_time() -> None:
 @pytest.mark.parametrize("task", [MaskedLM(), SentenceClassifier(3), TokenClassifier(3), None])
 def test_every_family_has_a_cost(task: MaskedLM | None) -> None:
     spec = tiny.encoder_only(task) if task else preset("bert_base")
-    costs = cost(spec, 16)
-    assert costs.parameters == sum(part.parameters for part in costs.parts)
-    assert all(part.flops_per_token >= 0 for part in costs.parts)
-    assert costs.flops_per_token > 0
+    model_cost = cost(spec, 16)
+    assert model_cost.parameters == sum(part.parameters for part in model_cost.parts)
+    assert all(part.flops_per_token >= 0 for part in model_cost.parts)
+    assert model_cost.flops_per_token > 0
 
 
 def test_length_must_be_positive() -> None:
@@ -72,20 +72,22 @@ def test_length_must_be_positive() -> None:
 
 
 def attention_on_a_cpu(q: torch.Size, k: torch.Size, *_: Any, **__: Any) -> int:
-    """What the counter lacks: the kernel that a CPU has, and the meta device has not."""
+    """FLOPs of the attention kernel on a CPU, which the counter does not know."""
     return 4 * prod(q) * k[-2]
 
 
 CPU = {torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: attention_on_a_cpu}
-COMPUTED_IN_THEIR_OWN_WAY = (
+VARIANTS = (
     "adaptive_input", "adaptive_softmax", "decoder_only", "dynamic_conv", "evolved", "factorised_shared", "funnel",
     "grouped_query", "light_conv", "mixture_of_experts", "mixture_of_softmaxes", "parallel", "product_key_memory",
     "shaw", "switch", "synth_dense_plus", "synth_factorised", "synth_random", "transparent", "weighted",
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("name", COMPUTED_IN_THEIR_OWN_WAY)
-def test_the_meta_device_counts_what_is_computed(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("name", VARIANTS)
+def test_flops_on_the_meta_device_equal_those_of_a_real_forward_pass(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     spec = apply(name, tiny.narang(d_model=48, heads=12))
     expected = cost(spec, 8)
     monkeypatch.setattr(costs, "BAGS", costs.BAGS | CPU)
@@ -97,7 +99,7 @@ def test_the_meta_device_counts_what_is_computed(name: str, monkeypatch: pytest.
 
 @pytest.mark.parametrize("length", [1, 7, 128])
 @pytest.mark.parametrize("experts", [4, 32])
-def test_a_token_costs_the_experts_that_it_uses(experts: int, length: int) -> None:
+def test_only_the_experts_that_a_token_uses_are_counted(experts: int, length: int) -> None:
     D, F = 16, 24
     for branch, used in ((MixtureOfExperts(experts, F), 2), (Switch(experts, F), 1)):
         spec = swap(tiny.decoder_only(), FeedForward, lambda _, branch=branch: branch)
@@ -108,12 +110,12 @@ def test_a_token_costs_the_experts_that_it_uses(experts: int, length: int) -> No
         assert cost(spec, length).flops_per_token == sum(parts.values())
 
 
-def test_parts_cost_what_their_formulas_say() -> None:
+def test_flops_of_parts_match_their_formulas() -> None:
     base, D, V = tiny.narang(d_model=48, heads=12), 48, tiny.VOCAB
 
     def part(name: str, part: str, **changes: Any) -> float:
         spec = swap(apply(name, base), ProductKeyMemory, lambda memory: replace(memory, **changes))
-        return {one.part: one.flops_per_token for one in cost(spec, 8).parts}[part]
+        return {entry.part: entry.flops_per_token for entry in cost(spec, 8).parts}[part]
 
     H, n, key, knn = 3, 16, 8, 5
     query, scores, read = 2 * D * H * key, 2 * H * 2 * n * key // 2, 2 * H * knn * D
@@ -121,13 +123,13 @@ def test_parts_cost_what_their_formulas_say() -> None:
     assert memory == query + scores + read
     assert part("mixture_of_softmaxes", "head") == 15 * (2 * D + 2 * D * D + 2 * D * V)
     assert part("untied", "head") == 2 * D * V
-    light = 2 * D * 2 * D + 2 * D * D + 2 * D * D  # gate, pointwise, output; taps are no products of matrices
+    light = 2 * D * 2 * D + 2 * D * D + 2 * D * D  # gate, pointwise, output; depthwise filters are elementwise
     assert part("light_conv", "decoder.convolution") == 2 * light
 
 
-def test_a_recurrence_costs_what_its_weights_say() -> None:
+def test_recurrent_encoder_needs_two_flops_per_weight() -> None:
     parts = cost(preset("rnn"), 16).parts
-    weights = {one.part: one for one in parts if one.part.startswith("encoder")}
-    assert sum(one.flops_per_token for one in weights.values()) == pytest.approx(
-        sum(2 * one.parameters for one in weights.values()), rel=0.05
+    weights = {part.part: part for part in parts if part.part.startswith("encoder")}
+    assert sum(part.flops_per_token for part in weights.values()) == pytest.approx(
+        sum(2 * part.parameters for part in weights.values()), rel=0.05
     )

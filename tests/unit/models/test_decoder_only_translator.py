@@ -1,4 +1,4 @@
-"""A decoder alone that translates: it says what the same decoder says of source and target laid in one sequence."""
+"""The decoder-only translator equals the same decoder on source and target in one sequence."""
 
 from dataclasses import replace
 
@@ -23,36 +23,36 @@ PAIRS = [([5, 6, 7], [8, 9]), ([4], [5, 6, 7, 8]), ([9, 8, 7, 6, 5], [3])]
 
 
 def models(visibility: str) -> tuple[DecoderOnlyTranslatorModel, DecoderOnlyModel]:
-    """A joined model and a decoder with the same weights."""
+    """Return (translator, decoder) with the same weights."""
     spec = replace(tiny.decoder_only(), visibility=visibility)
-    one = build(spec, seed=3).double().eval()
-    other = build(
+    decoder = build(spec, seed=3).double().eval()
+    translator = build(
         DecoderOnlyTranslator(**{name: getattr(spec, name) for name in DecoderOnly.__dataclass_fields__}), seed=4
     )
-    other = other.double().eval()
-    other.load_state_dict(one.state_dict())
-    assert isinstance(one, DecoderOnlyModel)
-    assert isinstance(other, DecoderOnlyTranslatorModel)
-    return other, one
+    translator = translator.double().eval()
+    translator.load_state_dict(decoder.state_dict())
+    assert isinstance(decoder, DecoderOnlyModel)
+    assert isinstance(translator, DecoderOnlyTranslatorModel)
+    return translator, decoder
 
 
 @pytest.mark.parametrize("visibility", ["causal", "prefix"])
-def test_it_is_the_decoder_on_one_sequence(visibility: str) -> None:
+def test_log_probs_equal_the_decoder_on_source_and_target_in_one_sequence(visibility: str) -> None:
     model, decoder = models(visibility)
     batch = translation(PAIRS)
     assert batch.source is not None
     assert batch.source_seg is not None
     assert batch.target_seg is not None
-    said = model.log_probs(batch)
+    log_probs = model.log_probs(batch)
     for i in range(len(PAIRS)):
         source, target = batch.source[i][batch.source_seg[i] != 0], batch.target[i][batch.target_seg[i] != 0]
         whole = torch.cat((source, target))[None]
         prefix = (torch.arange(whole.shape[1]) < len(source))[None] if visibility == "prefix" else None
         expected = decoder.log_probs(Batch(whole, prefix=prefix))[0, len(source) :]
-        torch.testing.assert_close(said[i, : len(target)], expected, rtol=0, atol=1e-12)
+        torch.testing.assert_close(log_probs[i, : len(target)], expected, rtol=0, atol=1e-12)
 
 
-def test_segments_keep_together() -> None:
+def test_each_target_follows_its_source_in_packed_rows() -> None:
     source = torch.tensor([[11, 12, 21, 22, 23, 0]])
     target = torch.tensor([[13, 24, 25, 0]])
     batch = Batch(
@@ -75,13 +75,13 @@ def test_segments_keep_together() -> None:
     assert order[0, :8].tolist() == [0, 1, 6, 2, 3, 4, 7, 8]
 
 
-def test_only_the_target_is_learned() -> None:
+def test_only_target_tokens_have_a_loss() -> None:
     model, _ = models("causal")
     loss = model.loss(translation(PAIRS))
     assert loss.tokens == sum(len(target) + 1 for _, target in PAIRS)
 
 
-def test_a_source_is_needed_and_packed_decodings_are_refused() -> None:
+def test_missing_sources_and_packed_decoding_are_refused() -> None:
     model, _ = models("causal")
     with pytest.raises(DataError, match="source: this model needs one"):
         model.log_probs(Batch(torch.tensor([[3, 4]])))
@@ -102,8 +102,8 @@ def test_an_encoder_decoder_becomes_one_stack(name: str, visibility: str) -> Non
 
 
 @pytest.mark.parametrize("beams", [1, 3])
-def test_the_room_of_a_row_does_not_depend_on_its_neighbours(beams: int) -> None:
-    """A long source uses up a table of learned positions; the short one beside it still has its own room."""
+def test_output_limit_does_not_depend_on_other_rows_of_the_batch(beams: int) -> None:
+    """A long source uses most of the learned positions, but does not limit the output for a short source."""
     spec = replace(tiny.decoder_only(), input=Tokens(position=Learned(24)))
     model = build(
         DecoderOnlyTranslator(**{name: getattr(spec, name) for name in DecoderOnly.__dataclass_fields__}), seed=4
@@ -112,6 +112,6 @@ def test_the_room_of_a_row_does_not_depend_on_its_neighbours(beams: int) -> None
     short, long = [5, 6, 7], [3 + n % 20 for n in range(18)]
     ends, limits, search = SpecialTokens(bos=1, eos=2, pad=0), Limits(min_len=20, max_len=40), Beam(beam_size=beams)
     alone = find(model, translation([(short, [8])]), search, ends, limits)[0]
-    beside = find(model, translation([(short, [8]), (long, [8])]), search, ends, limits)[0]
-    assert alone[0].ids == beside[0].ids
+    batched = find(model, translation([(short, [8]), (long, [8])]), search, ends, limits)[0]
+    assert alone[0].ids == batched[0].ids
     assert len(alone[0].ids) > 24 - len(long)

@@ -1,4 +1,4 @@
-"""An encoder of regard inside other PyTorch code."""
+"""A regard encoder inside other PyTorch code."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -87,7 +87,7 @@ def test_padding_influences_no_other_position() -> None:
     torch.testing.assert_close(encoder(ids()[1:2, :4])[0], encoder(ids(), PADDING)[1, :4])
 
 
-def test_gradients_flow_to_every_weight_in_a_module_of_the_user() -> None:
+def test_encoder_trains_inside_a_module_of_the_user() -> None:
     classifier = nn.Sequential(Encoder(SPEC), nn.Linear(D, 2))
     loss = nn.functional.cross_entropy(classifier(ids()).flatten(0, 1), torch.zeros(B * T, dtype=torch.int64))
     loss.backward()
@@ -114,7 +114,7 @@ def test_an_input_of_vectors_is_projected() -> None:
         (ids(), torch.ones(B, T, dtype=torch.bool), r"^padding_mask: row 0 has only padding; leave the row out"),
     ],
 )
-def test_bad_input_is_one_sentence(x: Tensor, padding: Any, message: str) -> None:
+def test_invalid_input_is_refused(x: Tensor, padding: Any, message: str) -> None:
     with pytest.raises((DataError, TypeCheckError), match=message):
         Encoder(SPEC)(x, padding)
 

@@ -18,7 +18,7 @@ from regard.testing import tiny
 from regard.tree import to_record
 
 Encoder = Callable[..., EncoderOnly]
-Shaken = Callable[[Any], Any]
+Perturbed = Callable[[Any], Any]
 CPU = torch.device("cpu")
 IDS = torch.tensor([[3, 4, 5, 6], [7, 8, 0, 0]])
 SEG = torch.tensor([[1, 1, 1, 1], [1, 1, 0, 0]])
@@ -26,38 +26,40 @@ LABELS = torch.tensor([[1, 2, 0, 1], [2, 0, 0, 0]])
 
 
 def encoded(model: Any) -> torch.Tensor:
-    """Every token sees every real one."""
+    """Return the encoder's output; every token attends to every real token."""
     x = model.encoder.tables.get("source")(IDS) * 8**0.5 + Sinusoidal().table(4, 8)
     return model.encoder.stack(x, Context(View(Mask(k_seg=SEG), 4, 4, CPU))).x
 
 
-def test_masked_lm_by_formula(encoder: Encoder, shaken: Shaken) -> None:
+def test_masked_lm_matches_the_formula(encoder: Encoder, perturbed: Perturbed) -> None:
     """log softmax(norm(gelu(x W + b)) E' + c), with the input's table."""
-    model = shaken(build(encoder()))
+    model = perturbed(build(encoder()))
     h = torch.nn.functional.gelu(encoded(model) @ model.transform.weight.T + model.transform.bias)
     h = torch.nn.functional.layer_norm(h, (8,), model.norm.weight, model.norm.bias, eps=1e-12)
     logits = h @ model.encoder.tables.get("source").weight.T + model.head.bias
     torch.testing.assert_close(model.log_probs(Batch(IDS, target_seg=SEG)), logits.log_softmax(-1))
 
 
-def test_masked_lm_counts_the_labels_that_weigh(encoder: Encoder, shaken: Shaken) -> None:
-    model, weights = shaken(build(encoder())), torch.tensor([[0.0, 1, 0, 1], [1, 0, 0, 0]])
+def test_masked_lm_loss_sums_over_weighted_labels(encoder: Encoder, perturbed: Perturbed) -> None:
+    model, weights = perturbed(build(encoder())), torch.tensor([[0.0, 1, 0, 1], [1, 0, 0, 0]])
     loss = model.loss(Batch(IDS, LABELS, SEG, weights=weights))
-    said = model.log_probs(Batch(IDS, target_seg=SEG))
-    torch.testing.assert_close(loss.total, -(said[0, 1, 2] + said[0, 3, 1] + said[1, 0, 2]))
+    log_probs = model.log_probs(Batch(IDS, target_seg=SEG))
+    torch.testing.assert_close(loss.total, -(log_probs[0, 1, 2] + log_probs[0, 3, 1] + log_probs[1, 0, 2]))
     assert loss.tokens.item() == 3.0
 
 
-def test_an_untied_masked_lm_has_a_table_of_its_own(encoder: Encoder, shaken: Shaken) -> None:
+def test_untied_masked_lm_has_its_own_table(encoder: Encoder, perturbed: Perturbed) -> None:
     assert count(encoder(task=MaskedLM(tied=False))) - count(encoder()) == 11 * 8
-    model = shaken(build(encoder(task=MaskedLM(tied=False))))
+    model = perturbed(build(encoder(task=MaskedLM(tied=False))))
     assert model.table() is not model.encoder.tables.get("source")
 
 
 @pytest.mark.parametrize("pooler", [True, False])
 @pytest.mark.parametrize("pool", get_args(Pooling))
-def test_sentence_classifier_by_formula(pool: Pooling, pooler: bool, encoder: Encoder, shaken: Shaken) -> None:
-    model = shaken(build(encoder(task=SentenceClassifier(3, pool, pooler))))
+def test_sentence_classifier_matches_the_formula(
+    pool: Pooling, pooler: bool, encoder: Encoder, perturbed: Perturbed
+) -> None:
+    model = perturbed(build(encoder(task=SentenceClassifier(3, pool, pooler))))
     x = encoded(model)
     rows = {
         "first": x[:, 0],
@@ -80,8 +82,8 @@ def test_sentence_classifier_by_formula(pool: Pooling, pooler: bool, encoder: En
 
 
 @pytest.mark.parametrize("pool", ["mean", "max", "mean_max"])
-def test_pooling_of_rows_without_padding(pool: Pooling, encoder: Encoder, shaken: Shaken) -> None:
-    model = shaken(build(encoder(task=SentenceClassifier(3, pool, pooler=False))))
+def test_pooling_of_rows_without_padding(pool: Pooling, encoder: Encoder, perturbed: Perturbed) -> None:
+    model = perturbed(build(encoder(task=SentenceClassifier(3, pool, pooler=False))))
     full = model.scores(Batch(IDS[:1], target_seg=SEG[:1]))
     torch.testing.assert_close(model.scores(Batch(IDS[:1])), full)
 
@@ -99,8 +101,8 @@ def test_pooling_of_a_row_of_padding_is_zero(pool: Pooling, site: Callable[..., 
     assert bool((gradient[1] == 0).all())
 
 
-def test_label_smoothing_of_a_sentence_classifier_is_torchs(encoder: Encoder, shaken: Shaken) -> None:
-    model = shaken(build(encoder(task=SentenceClassifier(3, label_smoothing=0.2))))
+def test_label_smoothing_of_a_sentence_classifier_equals_torch(encoder: Encoder, perturbed: Perturbed) -> None:
+    model = perturbed(build(encoder(task=SentenceClassifier(3, label_smoothing=0.2))))
     labels = torch.tensor([2, 0])
     batch = Batch(IDS, labels, SEG)
     scores = model.scores(batch)
@@ -112,8 +114,10 @@ def test_label_smoothing_of_a_sentence_classifier_is_torchs(encoder: Encoder, sh
         torch.testing.assert_close(loss.total, total)
         torch.testing.assert_close(loss.nll, plain.detach())
         assert loss.tokens.item() == 2.0
-        found, wanted = (torch.autograd.grad(x, model.classes.weight, retain_graph=True) for x in (loss.total, total))
-        torch.testing.assert_close(found, wanted)
+        gradients, expected = (
+            torch.autograd.grad(x, model.classes.weight, retain_graph=True) for x in (loss.total, total)
+        )
+        torch.testing.assert_close(gradients, expected)
 
 
 @pytest.mark.parametrize("label_smoothing", [-0.1, 1.0])
@@ -122,15 +126,15 @@ def test_label_smoothing_outside_of_its_range_is_refused(label_smoothing: float)
         SentenceClassifier(3, label_smoothing=label_smoothing)
 
 
-def test_records_from_before_label_smoothing_are_read() -> None:
+def test_old_records_without_label_smoothing_are_loaded() -> None:
     spec = tiny.encoder_only(SentenceClassifier(3))
     record = to_record(spec)
     del record["task"]["label_smoothing"]
     assert from_record(record) == spec
 
 
-def test_token_classifier_by_formula(encoder: Encoder, shaken: Shaken) -> None:
-    model = shaken(build(encoder(task=TokenClassifier(3))))
+def test_token_classifier_matches_the_formula(encoder: Encoder, perturbed: Perturbed) -> None:
+    model = perturbed(build(encoder(task=TokenClassifier(3))))
     scores = encoded(model) @ model.classes.weight.T + model.classes.bias
     batch = Batch(IDS, LABELS, SEG)
     torch.testing.assert_close(model.scores(batch), scores)
@@ -140,8 +144,8 @@ def test_token_classifier_by_formula(encoder: Encoder, shaken: Shaken) -> None:
     assert loss.tokens.item() == 6.0
 
 
-def test_pooled_is_the_first_token_through_a_tanh_and_trains_nothing(encoder: Encoder, shaken: Shaken) -> None:
-    model = shaken(build(encoder(task=Pooled())))
+def test_pooled_matches_the_formula_and_has_no_loss(encoder: Encoder, perturbed: Perturbed) -> None:
+    model = perturbed(build(encoder(task=Pooled())))
     expected = (encoded(model)[:, 0] @ model.pool.pooler.weight.T + model.pool.pooler.bias).tanh()
     torch.testing.assert_close(model(Batch(IDS, target_seg=SEG)), expected)
     with pytest.raises(SpecError, match=r"^task\.kind: 'pooled' predicts nothing; choose masked_lm"):
@@ -149,26 +153,28 @@ def test_pooled_is_the_first_token_through_a_tanh_and_trains_nothing(encoder: En
 
 
 @pytest.mark.parametrize(
-    ("task", "batch", "words"),
+    ("task", "batch", "message"),
     [
         (SentenceClassifier(3), Batch(IDS, LABELS), "^labels: sentence classification needs one label per row"),
         (SentenceClassifier(3), Batch(IDS), "^labels: sentence classification needs one label per row"),
         (TokenClassifier(3), Batch(IDS, torch.tensor([1, 2])), "^labels: token classification needs one label per tok"),
     ],
 )
-def test_refusals(task: Any, batch: Batch, words: str, encoder: Encoder) -> None:
-    with pytest.raises(DataError, match=words):
+def test_missing_labels_and_labels_of_wrong_shape_are_refused(
+    task: Any, batch: Batch, message: str, encoder: Encoder
+) -> None:
+    with pytest.raises(DataError, match=message):
         build(encoder(task=task)).loss(batch)
 
 
-def test_a_packed_row_has_no_single_vector(encoder: Encoder, shaken: Shaken) -> None:
-    model = shaken(build(encoder(task=SentenceClassifier(3))))
+def test_sentence_classifier_refuses_packed_rows(encoder: Encoder, perturbed: Perturbed) -> None:
+    model = perturbed(build(encoder(task=SentenceClassifier(3))))
     seg, pos = torch.tensor([[1, 1, 2, 2]] * 2), torch.tensor([[0, 1, 0, 1]] * 2)
     with pytest.raises(DataError, match=r"^packed: a packed row holds several texts"):
         model.scores(Batch(IDS, target_seg=seg, target_pos=pos, packed=True, segments=2))
 
 
 @pytest.mark.parametrize("task", [SentenceClassifier, TokenClassifier])
-def test_two_classes_at_least(task: Callable[[int], Any]) -> None:
+def test_fewer_than_two_classes_are_refused(task: Callable[[int], Any]) -> None:
     with pytest.raises(SpecError, match=r"^classes: must be at least 2, not 1"):
         task(1)

@@ -1,4 +1,4 @@
-"""The printed form of a model: a tree of its parts with parameter counts."""
+"""The printed summary of a model: a tree of its modules with parameter counts."""
 
 import re
 
@@ -11,7 +11,7 @@ LINE = re.compile(r"( *)(.*\S) +([\d,]+)")
 
 
 def counted(text: str) -> tuple[int, list[tuple[int, int, int]]]:
-    """The total, and the depth, factor and number of every line below it."""
+    """Return (total, [(depth, factor, parameter count) of every line])."""
     rows = []
     for line in text.splitlines():
         match = LINE.fullmatch(line)
@@ -22,7 +22,7 @@ def counted(text: str) -> tuple[int, list[tuple[int, int, int]]]:
 
 
 @pytest.mark.parametrize("name", PRESETS)
-def test_a_model_fits_on_a_screen_and_its_counts_add_up(name: str) -> None:
+def test_summary_fits_on_a_screen_and_its_counts_add_up(name: str) -> None:
     spec = regard.preset(name)
     text = repr(regard.build(spec, device="meta"))
     assert len(text.splitlines()) <= 60
@@ -39,7 +39,7 @@ def test_a_model_fits_on_a_screen_and_its_counts_add_up(name: str) -> None:
         assert not below or sum(below) == size
 
 
-def test_equal_blocks_stand_once() -> None:
+def test_equal_blocks_share_one_line() -> None:
     text = repr(regard.build(regard.preset("transformer_base", vocab=8000)))
     assert len(text.splitlines()) <= 40
     assert re.match(r"EncoderDecoderModel +48,234,496\n", text)

@@ -42,17 +42,17 @@ MASKS = {
     "causal window": (Mask(causal=True, attention_pattern=Window(2)), 5, 5),
     "window over a past": (Mask(causal=True, start=3, attention_pattern=Window(3)), 2, 5),
     "padded window": (Mask(k_seg=SEG, attention_pattern=Window(2)), 5, 5),
-    # Without causality there is no past for `strict` and `prefix` to speak of.
+    # Without causality, `strict` and `prefix` have no effect.
     "strict alone": (Mask(strict=True), 5, 5),
     "prefix alone": (Mask(prefix=PREFIX), 5, 5),
 }
 
-Seen = Callable[[Mask, int, int, int], bool]
+IsVisible = Callable[[Mask, int, int, int], bool]
 Naive = Callable[..., Tensor]
 
 
-def sees(mask: Mask, b: int, i: int, j: int) -> bool:
-    """The definition in the docstring of Mask, for one pair."""
+def is_visible_pair(mask: Mask, b: int, i: int, j: int) -> bool:
+    """Return whether query i attends to key j in row b, by the definition in the docstring of `Mask`."""
 
     def at(tensor: Tensor | None, n: int, otherwise: int) -> int:
         return otherwise if tensor is None else int(tensor[b if tensor.shape[0] > 1 else 0, n])
@@ -68,9 +68,15 @@ def sees(mask: Mask, b: int, i: int, j: int) -> bool:
 
 
 def attention(
-    q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float, bias: Tensor | None = None, visible: Seen = sees
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Mask,
+    scale: float,
+    bias: Tensor | None = None,
+    visible: IsVisible = is_visible_pair,
 ) -> Tensor:
-    """softmax(scale q k' + bias) v query by query; one that sees nothing gets 0."""
+    """Return softmax(scale q k' + bias) v, computed query by query; 0 for a query without visible keys."""
     B, H, T, _ = q.shape
     out = torch.zeros(B, H, T, v.shape[-1])
     for b in range(B):
@@ -88,13 +94,13 @@ def attention(
 
 @pytest.fixture(params=MASKS.values(), ids=list(MASKS))
 def case(request: pytest.FixtureRequest) -> tuple[Mask, int, int]:
-    """Every mask of the table above, for two rows: (mask, T, S)."""
+    """Return (mask, T, S) for each entry of `MASKS`. The masks are for two batch rows."""
     return request.param
 
 
 @pytest.fixture
-def seen() -> Seen:
-    return sees
+def is_visible() -> IsVisible:
+    return is_visible_pair
 
 
 @pytest.fixture

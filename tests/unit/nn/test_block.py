@@ -47,13 +47,13 @@ class _Times(Branch):
         return KVCache(rows)
 
 
-def test_branches_run_in_order_each_by_its_rule(site: MakeSite) -> None:
+def test_branches_run_in_order_each_with_its_residual_rule(site: MakeSite) -> None:
     x = torch.randn(2, 4, 12)
-    plain = PostNorm(NoNorm())
-    same = Block((Times(2.0), Times(5.0)), plain).build(site())
-    torch.testing.assert_close(same(x, CTX), 3 * 6 * x)
-    each = Block((Times(2.0), Times(5.0)), (plain, NoResidual())).build(site())
-    torch.testing.assert_close(each(x, CTX), 3 * 5 * x)
+    rule = PostNorm(NoNorm())
+    one_rule = Block((Times(2.0), Times(5.0)), rule).build(site())
+    torch.testing.assert_close(one_rule(x, CTX), 3 * 6 * x)
+    two_rules = Block((Times(2.0), Times(5.0)), (rule, NoResidual())).build(site())
+    torch.testing.assert_close(two_rules(x, CTX), 3 * 5 * x)
 
 
 def test_one_rule_for_all_builds_a_norm_for_each(site: MakeSite) -> None:
@@ -81,7 +81,7 @@ def test_each_branch_gets_its_own_state(site: MakeSite) -> None:
     ("residual", "path"),
     [(PreNorm(), "block.branches[1].heads"), ((PreNorm(), PostNorm()), "block.branches[1].heads")],
 )
-def test_a_refusal_names_the_branch(residual: Any, path: str, site: MakeSite) -> None:
+def test_an_error_names_the_branch(residual: Any, path: str, site: MakeSite) -> None:
     with pytest.raises(SpecError) as raised:
         Block((FeedForward(8), SelfAttention(heads=5)), residual).build(site(path="block"))
     assert raised.value.path == path

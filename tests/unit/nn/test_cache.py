@@ -9,23 +9,23 @@ from regard.nn.cache import KVCache, Rows, StaticKV
 
 
 def rows_of(B: int, max_len: int, mode: str) -> Rows:
-    """`ragged` is a decoding that has seen rows of unequal length, although here they all are equal."""
+    """Return rows for `mode`. In a `ragged` session, rows may have different lengths, but here all are equal."""
     return Rows(torch.zeros(B, dtype=torch.int64), max_len, uniform=mode == "uniform", static=mode == "static")
 
 
-def seen_keys(rows: Rows, cache: KVCache, k: Tensor, v: Tensor) -> list[tuple[Tensor, Tensor]]:
-    """Append, and return the keys and values that the last of the new tokens sees in each row; then advance."""
+def visible_keys(rows: Rows, cache: KVCache, k: Tensor, v: Tensor) -> list[tuple[Tensor, Tensor]]:
+    """Append keys and values, advance, and return those visible to the last new token of each row."""
     T = k.shape[2]
     keys, values = cache.append(k, v)
     S = rows.reach(T)
     assert keys.shape[2] == values.shape[2] == S
     dense = rows.mask(T).dense(T, S, k.device)
-    found = []
+    pairs = []
     for b in range(k.shape[0]):
         visible = torch.ones(S, dtype=torch.bool) if dense is None else dense[min(b, len(dense) - 1), 0, -1]
-        found.append((keys[b, :, visible], values[b, :, visible]))
+        pairs.append((keys[b, :, visible], values[b, :, visible]))
     rows.advance(T, None)
-    return found
+    return pairs
 
 
 @pytest.mark.parametrize("mode", ["uniform", "ragged", "static"])
@@ -35,9 +35,9 @@ def test_appends_keep_every_key_in_its_order(mode: str, steps: Sequence[int]) ->
     rows = rows_of(2, 7, mode)
     cache, at = KVCache(rows), 0
     for T in steps:
-        found = seen_keys(rows, cache, k[:, :, at : at + T], v[:, :, at : at + T])
+        pairs = visible_keys(rows, cache, k[:, :, at : at + T], v[:, :, at : at + T])
         at += T
-        for b, (keys, values) in enumerate(found):
+        for b, (keys, values) in enumerate(pairs):
             assert torch.equal(keys, k[b, :, :at])
             assert torch.equal(values, v[b, :, :at])
     assert rows.lengths.tolist() == [4, 4]
@@ -45,7 +45,7 @@ def test_appends_keep_every_key_in_its_order(mode: str, steps: Sequence[int]) ->
 
 
 @pytest.mark.parametrize("static", [False, True])
-def test_rows_of_unequal_length_continue_at_their_own_place(static: bool) -> None:
+def test_rows_of_unequal_length_continue_at_their_own_ends(static: bool) -> None:
     """Prompts of 3 and 1 tokens, padded to 3; then one token each, twice."""
     rows = Rows(torch.zeros(2, dtype=torch.int64), 6, uniform=not static, static=static)
     cache, counts = KVCache(rows), torch.tensor([3, 1])
@@ -79,9 +79,9 @@ def test_reorder_makes_a_row_continue_another(mode: str) -> None:
     address = cache.keys.data_ptr()
     cache.reorder(parent)
     rows.reorder(parent)
-    found = seen_keys(rows, cache, k[:, :, 2:], k[:, :, 2:])
+    pairs = visible_keys(rows, cache, k[:, :, 2:], k[:, :, 2:])
     for b in range(3):
-        assert torch.equal(found[b][0], torch.cat((k[parent[b], :, :2], k[b, :, 2:]), 1))
+        assert torch.equal(pairs[b][0], torch.cat((k[parent[b], :, :2], k[b, :, 2:]), 1))
     assert cache.keys.data_ptr() == address  # in place: a captured graph keeps its addresses
 
 
@@ -117,8 +117,8 @@ def test_reach_is_the_number_of_keys_or_the_maximum_if_static() -> None:
     assert Rows(torch.tensor([3, 1]), 9, bound=3, uniform=False).reach(2) == 5
 
 
-def test_masks_of_a_decoding_by_definition() -> None:
-    """Query t of row b is at lengths[b] + t and sees the keys up to itself, and the prefix."""
+def test_masks_of_decoding_steps_by_definition() -> None:
+    """Query t of row b is at lengths[b] + t and attends to the keys up to itself, and to the prefix."""
     lengths, prefix = [3, 1], [4, 2]
     for uniform, static in ((False, False), (False, True)):
         rows = Rows(torch.tensor(lengths), 8, bound=3, uniform=uniform, static=static)

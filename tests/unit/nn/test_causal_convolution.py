@@ -9,7 +9,7 @@ CPU = torch.device("cpu")
 SEG = torch.tensor([[1, 1, 2, 2, 0]])
 
 
-def stream(*values: float) -> torch.Tensor:
+def sequence(*values: float) -> torch.Tensor:
     return torch.tensor([values], dtype=torch.float64)[:, :, None]
 
 
@@ -25,16 +25,16 @@ def stream(*values: float) -> torch.Tensor:
 def test_padding_is_zero_on_both_sides_and_for_padding_tokens(
     extent: KernelExtent, mask: Mask, expected: list[float]
 ) -> None:
-    padded = pad_stream(stream(1, 2, 3, 4, 5), extent, View(mask, 5, 5, CPU))
+    padded = pad_stream(sequence(1, 2, 3, 4, 5), extent, View(mask, 5, 5, CPU))
     assert padded.flatten().tolist() == expected
 
 
 def test_other_segments_of_a_packed_row_are_marked() -> None:
     extent, packed = KernelExtent(1, 1), View(Mask(q_seg=SEG, k_seg=SEG, packed=True), 5, 5, CPU)
-    others = other_segments(extent, packed)
-    assert others is not None
-    assert [other.int().tolist()[0][:4] for other in others] == [[1, 0, 1, 0], [0, 0, 0, 0], [0, 1, 0, 1]]
-    assert other_segments(extent, packed) is others  # once for all layers
+    masks = other_segments(extent, packed)
+    assert masks is not None
+    assert [mask.int().tolist()[0][:4] for mask in masks] == [[1, 0, 1, 0], [0, 0, 0, 0], [0, 1, 0, 1]]
+    assert other_segments(extent, packed) is masks  # once for all layers
     assert other_segments(extent, View(Mask(q_seg=SEG, k_seg=SEG), 5, 5, CPU)) is None
 
 

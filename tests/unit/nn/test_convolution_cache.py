@@ -114,7 +114,9 @@ def test_unfold_returns_zeros_beyond_a_row_and_its_segment(extent: KernelExtent)
                 if seg[b, t]:
                     positions = [t - extent.left + i for i in extent.offsets()]
                     inside = [0 <= p < 7 and bool(seg[b, p] == seg[b, t]) for p in positions]
-                    expected = [x[b, p] if yes else torch.zeros(D) for p, yes in zip(positions, inside, strict=True)]
+                    expected = [
+                        x[b, p] if readable else torch.zeros(D) for p, readable in zip(positions, inside, strict=True)
+                    ]
                     assert torch.equal(window[b, t], torch.cat(expected))
 
 

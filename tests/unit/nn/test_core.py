@@ -22,7 +22,7 @@ def test_site_errors_contain_the_path(site: MakeSite) -> None:
     assert (error.path, error.message) == ("decoder.pattern[0].branches[1].heads", "are odd")
 
 
-def test_parameters_are_initialised_by_the_init_slot(site: MakeSite) -> None:
+def test_parameters_are_initialised_by_the_init_spec(site: MakeSite) -> None:
     weight = site(init_=T5Init(), d_model=10_000).parameter(50, 40, role="position")
     assert weight.requires_grad
     assert weight.std().item() == pytest.approx(0.01, rel=0.1)
@@ -33,22 +33,22 @@ def test_block_receives_its_own_memory(site: MakeSite) -> None:
     shared = Context(VIEW, VIEW, Memory((first,), seg))
     assert shared.block(1) is shared
     assert Context(VIEW).block(1).memory is None
-    own = Context(VIEW, VIEW, Memory((first, second), seg)).block(1).memory
-    assert own is not None
-    assert own.x == (second,)
-    assert own.seg is seg
+    memory = Context(VIEW, VIEW, Memory((first, second), seg)).block(1).memory
+    assert memory is not None
+    assert memory.x == (second,)
+    assert memory.seg is seg
 
 
-def test_other_terms_keep_the_lowered_mask_only() -> None:
+def test_with_terms_keeps_only_the_cache_of_the_mask() -> None:
     view = View(Mask(), 3, 3, torch.device("cpu"))
     view.lowered["additive"], view.shared["dense"] = 1, 2
-    other = view.with_terms(Terms())
-    assert other.lowered == {}
-    assert other.shared is view.shared
-    assert other.mask is view.mask
+    changed = view.with_terms(Terms())
+    assert changed.lowered == {}
+    assert changed.shared is view.shared
+    assert changed.mask is view.mask
 
 
-def test_a_trace_keeps_calls_in_order() -> None:
+def test_a_trace_records_layers_in_order() -> None:
     trace, first, second = Trace(), torch.zeros(1, 1, 1, 1), torch.ones(1, 1, 1, 1)
     trace.add("decoder.self", first)
     trace.add("decoder.self", second)

@@ -47,28 +47,28 @@ def narang() -> EncoderDecoder:
     return swap(spec, FeedForward, lambda f: replace(f, d_hidden=24))
 
 
-def disturbed(module: nn.Module) -> Any:
+def randomised(module: nn.Module) -> Any:
     for parameter in module.parameters():
         nn.init.normal_(parameter, 0.5)
     return module
 
 
-def test_rule(site: MakeSite) -> None:
+def test_residual_rule_by_formula(site: MakeSite) -> None:
     branch, x = Affine(), torch.randn(2, 5, 12)
     rule: Any = Fixup().wrap(branch, site())
     torch.testing.assert_close(rule(x, CTX), x + branch(x, CTX))
-    disturbed(rule)
+    randomised(rule)
     torch.testing.assert_close(rule(x, CTX), x + rule.scale * branch(x + rule.shift, CTX))
     assert (rule.scale.shape, rule.shift.shape) == ((1,), (1,))
 
 
-def test_ends(site: MakeSite) -> None:
+def test_ends_of_the_stacks_by_formula(site: MakeSite) -> None:
     x = torch.randn(2, 5, 12)
     encoder, decoder = (Fixup().end(site(side=side)) for side in ("encoder", "decoder"))
     assert torch.equal(encoder(x), x)
     assert torch.equal(decoder(x), x)
     for end in (encoder, decoder):
-        disturbed(end)
+        randomised(end)
     torch.testing.assert_close(encoder(x), (x + encoder.shift) * encoder.scale)  # type: ignore[reportOperatorIssue]
     torch.testing.assert_close(decoder(x), x + decoder.shift)  # type: ignore[reportOperatorIssue]
     assert [sum(p.numel() for p in end.parameters()) for end in (encoder, decoder)] == [2, 1]
@@ -76,7 +76,7 @@ def test_ends(site: MakeSite) -> None:
 
 @pytest.mark.parametrize("gated", [False, True])
 def test_feed_forward_has_a_scalar_instead_of_biases(gated: bool, site: MakeSite) -> None:
-    branch: Any = disturbed(FeedForward(7, "relu", gated=gated).build(site(linear_=FixupLinear())))
+    branch: Any = randomised(FeedForward(7, "relu", gated=gated).build(site(linear_=FixupLinear())))
     x = torch.randn(2, 5, 12)
     if gated:
         W, V = branch.gate_up.weight.split(7)
@@ -88,7 +88,7 @@ def test_feed_forward_has_a_scalar_instead_of_biases(gated: bool, site: MakeSite
 
 
 @pytest.mark.parametrize("bias", [True, False])
-def test_all_else_is_dense(bias: bool, site: MakeSite) -> None:
+def test_other_projections_are_dense(bias: bool, site: MakeSite) -> None:
     linear: Any = FixupLinear(bias).build(12, {"query": 12, "key": 12}, None, site())
     assert (linear.bias is not None) is bias
     assert (FixupLinear(bias).build(12, {"head": 3}, True, site()).bias is not None) is True
@@ -96,7 +96,7 @@ def test_all_else_is_dense(bias: bool, site: MakeSite) -> None:
 
 
 def test_explicit_biases_are_added(site: MakeSite) -> None:
-    branch: Any = disturbed(FeedForward(7, bias=True).build(site(linear_=FixupLinear())))
+    branch: Any = randomised(FeedForward(7, bias=True).build(site(linear_=FixupLinear())))
     x = torch.randn(2, 5, 12)
     hidden = (x @ branch.up.weight.T + branch.up.bias).relu() + branch.down.shift
     torch.testing.assert_close(branch(x, CTX), hidden @ branch.down.dense.weight.T + branch.down.dense.bias)
@@ -125,13 +125,13 @@ def test_uniform_by_role(role: Role, bound: float, site: MakeSite) -> None:
 
 @pytest.mark.parametrize("role", ["embedding", "position", "head", "other", "router"])
 @pytest.mark.parametrize("others", [Xavier(), FanIn(), T5Init()], ids=lambda init: init.kind)
-def test_others_draw_the_rest(others: Init, role: Role, site: MakeSite) -> None:
-    mine, theirs = torch.empty(30, 20), torch.empty(30, 20)
+def test_other_roles_use_the_inner_init(others: Init, role: Role, site: MakeSite) -> None:
+    weight, expected = torch.empty(30, 20), torch.empty(30, 20)
     torch.manual_seed(3)
-    FixupInit(others).draw(mine, role, site())
+    FixupInit(others).draw(weight, role, site())
     torch.manual_seed(3)
-    others.draw(theirs, role, site())
-    assert torch.equal(mine, theirs)
+    others.draw(expected, role, site())
+    assert torch.equal(weight, expected)
 
 
 def test_others_must_initialise_tables() -> None:
@@ -141,7 +141,7 @@ def test_others_must_initialise_tables() -> None:
 
 
 def naive(model: EncoderDecoderModel, batch: Batch) -> Tensor:
-    """Modifications.md 3.4, sentence by sentence and head by head, for two layers a side, without positions."""
+    """Return log-probabilities by modifications.md 3.4, for two layers per side without positions."""
     P = dict(model.named_parameters())
     E = P["tables.tables.source.weight"]
     assert batch.source is not None
@@ -174,11 +174,11 @@ def _attention(P: dict[str, Any], at: str, x: Tensor, memory: Tensor | None, cau
         k, v = (memory @ P[f"{at}.branch.kv.weight"].T).split(16, -1)
     heads = []
     for h in range(2):
-        here = slice(8 * h, 8 * h + 8)
-        scores = q[:, here] @ k[:, here].T / math.sqrt(8)
+        channels = slice(8 * h, 8 * h + 8)
+        scores = q[:, channels] @ k[:, channels].T / math.sqrt(8)
         if causal:
             scores = scores.masked_fill(torch.ones_like(scores).triu(1).bool(), -torch.inf)
-        heads.append(scores.softmax(-1) @ v[:, here])
+        heads.append(scores.softmax(-1) @ v[:, channels])
     return P[f"{at}.scale"] * (torch.cat(heads, -1) @ P[f"{at}.branch.output.weight"].T)
 
 
@@ -187,9 +187,9 @@ def _feed_forward(P: dict[str, Any], at: str, x: Tensor) -> Tensor:
     return P[f"{at}.scale"] * (hidden @ P[f"{at}.branch.down.dense.weight"].T)
 
 
-def test_the_whole_model_is_the_formula() -> None:
+def test_model_by_formula() -> None:
     spec = swap(apply("fixup", narang()), Plain, lambda stack: replace(stack, position=None))
-    model = disturbed(build(spec, seed=1).double()).eval()
+    model = randomised(build(spec, seed=1).double()).eval()
     pairs = [([5, 6, 7], [8, 9]), ([4], [5])]
     batch = translation(pairs)
     outputs, expected = model.log_probs(batch), naive(model, batch)
@@ -207,7 +207,7 @@ def test_new_model_is_the_identity_on_embeddings() -> None:
     torch.testing.assert_close(model.hidden(batch), table.weight[batch.target])
 
 
-def test_the_base_as_run() -> None:
+def test_the_variant_of_the_base_of_narang_et_al() -> None:
     """60 * 2 + 24 + 3 scalars, L = 60, no norm, no bias."""
     changed: Any = apply("fixup", preset("narang_base"))
     model = build(changed, device="meta")
@@ -220,11 +220,11 @@ def test_the_base_as_run() -> None:
 
 def test_scalars_are_not_decayed() -> None:
     model = build(apply("fixup", narang()), seed=1)
-    decayed, spared = groups(named(model), 1e-3, 0.1)
+    decayed, undecayed = groups(named(model), 1e-3, 0.1)
     scalars = {id(p) for p in model.parameters() if p.numel() == 1}
     assert len(scalars) == 10 * 2 + 4 + 3
     assert decayed["weight_decay"] == 0.1
-    assert scalars <= {id(p) for p in spared["params"]}
+    assert scalars <= {id(p) for p in undecayed["params"]}
 
 
 @pytest.mark.parametrize("base", ["narang_base", "t5_base", "transformer_small", "gpt2_small", "bert_base"])

@@ -50,25 +50,25 @@ def test_formula(site: MakeSite) -> None:
     expected = torch.empty_like(x)
     for b in range(2):
         for t in range(5):
-            one = x[b, t]
-            y = n(one, "norm") @ branch.matrix.detach() + 1.0
-            z = gate("update", n(one), n(y))
-            r = gate("reset", n(n(one)), n(n(y)))
-            c = gate("candidate", n(r * one), n(y))
-            expected[b, t] = one + (1 - z) * y + z * c
+            vector = x[b, t]
+            y = n(vector, "norm") @ branch.matrix.detach() + 1.0
+            z = gate("update", n(vector), n(y))
+            r = gate("reset", n(n(vector)), n(n(y)))
+            c = gate("candidate", n(r * vector), n(y))
+            expected[b, t] = vector + (1 - z) * y + z * c
     torch.testing.assert_close(rule(x, CTX).detach(), expected)
 
 
 def test_parameters(site: MakeSite) -> None:
-    """Three gates with biases whatever the model's projections have, and a norm more than pre-norm."""
+    """Three gates with biases, even if other projections have none, and one norm more than pre-norm."""
     rule = GatedRecurrent(LayerNorm()).wrap(Affine(), site(linear_=Dense(bias=False)))
-    own = sum(p.numel() for p in rule.parameters()) - 12 * 12
-    assert own == 3 * (24 * 12 + 12) + 2 * 24
+    parameters = sum(p.numel() for p in rule.parameters()) - 12 * 12
+    assert parameters == 3 * (24 * 12 + 12) + 2 * 24
     assert isinstance(GatedRecurrent(RMSNorm()).end(site()), nn.RMSNorm)
 
 
 def test_dropout_applies_to_the_gated_output(site: MakeSite) -> None:
     rule = GatedRecurrent().wrap(Affine(), site(dropout=0.5)).train()
     x = torch.randn(2, 50, 12)
-    silent = torch.isclose(rule(x, CTX), x).double().mean().item()
-    assert 0.4 < silent < 0.6
+    dropped = torch.isclose(rule(x, CTX), x).double().mean().item()
+    assert 0.4 < dropped < 0.6

@@ -28,7 +28,7 @@ TABLE = IN**-0.5
 
 
 def expected(init: Init, role: Role, site: Site) -> float:
-    """The standard deviation each paper gives for a weight of this role."""
+    """Return the standard deviation of a weight of this role, from the paper of the init."""
     N, M = site.encoder_depth, site.decoder_depth
     if isinstance(init, Xavier):
         return TABLE if role in ("embedding", "position") else GLOROT
@@ -46,9 +46,9 @@ def expected(init: Init, role: Role, site: Site) -> float:
     assert isinstance(init, DeepNormInit)
     if role in ("embedding", "position"):
         return TABLE
-    lone = (8 * (N or M)) ** -0.25
-    pair = 0.87 * (N**4 * M) ** (-1 / 16) if site.side == "encoder" and N and M else (12 * max(M, 1)) ** -0.25
-    beta = pair if N and M else lone
+    single = (8 * (N or M)) ** -0.25
+    double = 0.87 * (N**4 * M) ** (-1 / 16) if site.side == "encoder" and N and M else (12 * max(M, 1)) ** -0.25
+    beta = double if N and M else single
     return GLOROT * (beta if role in ("value", "attend_out", "up", "gate", "down") else 1.0)
 
 
@@ -56,7 +56,7 @@ def expected(init: Init, role: Role, site: Site) -> float:
 @pytest.mark.parametrize(
     "init", [Xavier(), Normal(), Normal(0.3), GPT2Init(), GPT2Init(0.1), T5Init(), FanIn()], ids=repr
 )
-def test_spread_by_role(init: Init, role: Role, site: MakeSite) -> None:
+def test_standard_deviation_by_role(init: Init, role: Role, site: MakeSite) -> None:
     check(init, role, site())
 
 
@@ -80,7 +80,7 @@ def check(init: Init, role: Role, site: Site) -> None:
     assert weight.abs().max().item() > (1.72 if uniform else 3.5) * std
 
 
-def test_gpt2_scales_by_its_own_stacks_depth(site: MakeSite) -> None:
+def test_gpt2_scales_by_the_depth_of_the_stack(site: MakeSite) -> None:
     shallow, deep = torch.empty(OUT, IN), torch.empty(OUT, IN)
     GPT2Init().draw(shallow, "down", site(depth=1))
     GPT2Init().draw(deep, "down", site(depth=16))
@@ -88,7 +88,7 @@ def test_gpt2_scales_by_its_own_stacks_depth(site: MakeSite) -> None:
 
 
 def test_uninitialized_changes_no_weight(site: MakeSite) -> None:
-    weight, before = torch.arange(6.0).reshape(2, 3), torch.get_rng_state()
+    weight, rng_state = torch.arange(6.0).reshape(2, 3), torch.get_rng_state()
     Uninitialized().draw(weight, "query", site())
     assert weight.tolist() == [[0, 1, 2], [3, 4, 5]]
-    assert torch.equal(torch.get_rng_state(), before)
+    assert torch.equal(torch.get_rng_state(), rng_state)

@@ -15,7 +15,7 @@ NUMBERS: dict[Role, float] = {"query": 1.0, "key": 2.0, "value": 3.0}
 
 @dataclass(frozen=True, slots=True)
 class Numbered(Init):
-    """Fills a weight with the number of its role."""
+    """Fills a weight with a number that depends on the role."""
 
     kind = "numbered"
 
@@ -24,7 +24,7 @@ class Numbered(Init):
             weight.fill_(NUMBERS[role])
 
 
-def test_each_part_of_a_projection_is_drawn_by_its_role(site: MakeSite) -> None:
+def test_each_role_of_a_projection_is_initialised_separately(site: MakeSite) -> None:
     linear = site(init_=Numbered()).linear(5, {"query": 3, "key": 2, "value": 1})
     assert isinstance(linear, nn.Linear)
     assert linear.weight.shape == (6, 5)
@@ -37,25 +37,27 @@ def test_y_is_x_w_plus_b(site: MakeSite) -> None:
     nn.init.normal_(linear.bias)
     x = torch.randn(2, 3, 5)
     W, bias = linear.weight.tolist(), linear.bias.tolist()
-    for row, got in zip(x.flatten(0, 1).tolist(), linear(x).flatten(0, 1).tolist(), strict=True):
-        assert got == pytest.approx([sum(r * w for r, w in zip(row, W[o], strict=True)) + bias[o] for o in range(7)])
+    for row, actual in zip(x.flatten(0, 1).tolist(), linear(x).flatten(0, 1).tolist(), strict=True):
+        assert actual == pytest.approx([sum(r * w for r, w in zip(row, W[o], strict=True)) + bias[o] for o in range(7)])
 
 
 @pytest.mark.parametrize(
-    ("kind", "asked", "has"),
+    ("default", "bias", "expected"),
     [(True, None, True), (False, None, False), (True, False, False), (False, True, True)],
 )
-def test_a_part_may_overrule_the_kinds_bias(kind: bool, asked: bool | None, has: bool, site: MakeSite) -> None:
-    linear = site(linear_=Dense(kind)).linear(5, {"up": 7}, bias=asked)
+def test_the_bias_argument_overrides_the_default(
+    default: bool, bias: bool | None, expected: bool, site: MakeSite
+) -> None:
+    linear = site(linear_=Dense(default)).linear(5, {"up": 7}, bias=bias)
     assert isinstance(linear, nn.Linear)
-    assert (linear.bias is not None) is has
-    assert not has or bool((linear.bias == 0).all())
+    assert (linear.bias is not None) is expected
+    assert not expected or bool((linear.bias == 0).all())
 
 
-def test_weights_are_drawn_once(site: MakeSite) -> None:
-    """nn.Linear would draw them itself first: twice the time, and other random numbers."""
+def test_weights_are_initialised_once(site: MakeSite) -> None:
+    """`nn.Linear` would initialise them first, which takes time and random numbers."""
     torch.manual_seed(3)
     linear = site().linear(5, {"up": 7})
     torch.manual_seed(3)
-    alone = site().parameter(7, 5, role="up")
-    assert torch.equal(linear.weight, alone)  # type: ignore[reportArgumentType]
+    weight = site().parameter(7, 5, role="up")
+    assert torch.equal(linear.weight, weight)  # type: ignore[reportArgumentType]

@@ -16,35 +16,35 @@ PREFIX = torch.tensor([[1, 1, 1, 0, 0], [1, 0, 0, 0, 0]], dtype=torch.bool)
 
 
 def test_dense_and_predicate_are_the_definition(
-    case: tuple[Mask, int, int], seen: Callable[[Mask, int, int, int], bool]
+    case: tuple[Mask, int, int], is_visible: Callable[[Mask, int, int, int], bool]
 ) -> None:
     mask, T, S = case
     dense, predicate = mask.dense(T, S, CPU), mask_mod(View(mask, T, S, CPU))
     for b in range(2):
         for i in range(T):
             for j in range(S):
-                visible = seen(mask, b, i, j)
+                expected = is_visible(mask, b, i, j)
                 where = f"row {b}, query {i}, key {j}"
                 if dense is None:
-                    assert visible, where
+                    assert expected, where
                 else:
                     row, query = (b if dense.shape[0] > 1 else 0), (i if dense.shape[2] > 1 else 0)
-                    assert bool(dense[row, 0, query, j]) == visible, where
-                outputs = predicate(torch.tensor(b), torch.tensor(0), torch.tensor(i), torch.tensor(j))
-                assert bool(outputs) == visible, where
+                    assert bool(dense[row, 0, query, j]) == expected, where
+                actual = predicate(torch.tensor(b), torch.tensor(0), torch.tensor(i), torch.tensor(j))
+                assert bool(actual) == expected, where
 
 
-def test_right_padding_needs_no_tensor_under_a_causal_mask(seen: Callable[[Mask, int, int, int], bool]) -> None:
+def test_right_padding_needs_no_tensor_under_a_causal_mask(is_visible: Callable[[Mask, int, int, int], bool]) -> None:
     mask = Mask(causal=True, q_seg=SEG, k_seg=SEG)
     assert is_causal_only(View(mask, 5, 5, CPU))
     for b in range(2):
         for i in range(5):
-            if SEG[b, i]:  # a real query: the flag alone says what the definition says
-                assert [seen(mask, b, i, j) for j in range(5)] == [j <= i for j in range(5)]
+            if SEG[b, i]:  # for a real query, causality alone equals the definition
+                assert [is_visible(mask, b, i, j) for j in range(5)] == [j <= i for j in range(5)]
 
 
 @pytest.mark.parametrize(
-    ("mask", "T", "S", "plain"),
+    ("mask", "T", "S", "expected"),
     [
         (Mask(causal=True), 5, 5, True),
         (Mask(causal=True, k_seg=SEG), 5, 5, True),
@@ -59,15 +59,15 @@ def test_right_padding_needs_no_tensor_under_a_causal_mask(seen: Callable[[Mask,
         (Mask(causal=True, attention_pattern=Window(9)), 5, 5, False),
     ],
 )
-def test_masks_that_are_the_lower_triangle(mask: Mask, T: int, S: int, plain: bool) -> None:
-    assert is_causal_only(View(mask, T, S, CPU)) is plain
+def test_masks_that_are_the_lower_triangle(mask: Mask, T: int, S: int, expected: bool) -> None:
+    assert is_causal_only(View(mask, T, S, CPU)) is expected
 
 
 @pytest.mark.parametrize(
-    ("mask", "everything"),
+    ("mask", "expected"),
     [
         (Mask(), True),
-        (Mask(q_seg=SEG), True),  # padded queries may see what they like
+        (Mask(q_seg=SEG), True),  # the outputs of padded queries do not matter
         (Mask(k_seg=SEG), False),
         (Mask(causal=True), False),
         (Mask(causal=True, start=4), True),
@@ -78,12 +78,12 @@ def test_masks_that_are_the_lower_triangle(mask: Mask, T: int, S: int, plain: bo
         (Mask(attention_pattern=Window(3)), False),
     ],
 )
-def test_a_mask_that_hides_nothing_needs_no_tensor(mask: Mask, everything: bool) -> None:
-    assert (mask.dense(1, 5, CPU) is None) is everything
+def test_a_mask_that_hides_nothing_needs_no_tensor(mask: Mask, expected: bool) -> None:
+    assert (mask.dense(1, 5, CPU) is None) is expected
 
 
 def lengths_of(seg: list[list[int]], segments: int) -> list[int]:
-    """Each row's segments 1 .. `segments`, then its padding, laid end to end."""
+    """Return the cumulative lengths of segments 1 .. `segments` and of the padding of each row."""
     ends = [0]
     for row in seg:
         for number in (*range(1, segments + 1), 0):
@@ -92,7 +92,7 @@ def lengths_of(seg: list[list[int]], segments: int) -> list[int]:
 
 
 @pytest.mark.parametrize("segments", [3, 5])
-def test_lengths(segments: int) -> None:
+def test_cumulative_lengths_of_packed_rows(segments: int) -> None:
     mask = Mask(causal=True, q_seg=PACKED, k_seg=SEG, packed=True, segments=segments)
     q_ends, k_ends = cumulative_lengths(mask, 5, 5, 2, CPU)
     assert q_ends.tolist() == lengths_of(PACKED.tolist(), segments)
@@ -114,14 +114,14 @@ def test_lengths_without_segments_are_whole_rows() -> None:
     assert k_ends.tolist() == [0, 3, 3, 6, 6, 9, 9, 12, 12]
 
 
-def test_may_hide_all_detects_masks_with_empty_rows(
-    case: tuple[Mask, int, int], seen: Callable[[Mask, int, int, int], bool]
+def test_may_hide_all_detects_queries_without_keys(
+    case: tuple[Mask, int, int], is_visible: Callable[[Mask, int, int, int], bool]
 ) -> None:
     mask, T, S = case
-    empty = [(b, i) for b in range(2) for i in range(T) if not any(seen(mask, b, i, j) for j in range(S))]
+    empty = [(b, i) for b in range(2) for i in range(T) if not any(is_visible(mask, b, i, j) for j in range(S))]
     assert may_hide_all(mask) or not empty
     if not (mask.packed or mask.strict or mask.attention_pattern):
-        assert not may_hide_all(mask)  # where nothing is hidden, no kernel should pay for it
+        assert not may_hide_all(mask)  # no query is empty, so no kernel needs the slower code
 
 
 def test_positions_start_at_the_start_of_the_mask() -> None:
@@ -134,5 +134,5 @@ def test_positions_start_at_the_start_of_the_mask() -> None:
 def test_bound_is_above_every_position() -> None:
     assert Mask().bound(5) == 5
     assert Mask(packed=True, q_pos=WITHIN, k_pos=WITHIN, longest=3).bound(5) == 3
-    assert Mask(packed=True, longest=3).bound(5) == 5  # positions run along the row
+    assert Mask(packed=True, longest=3).bound(5) == 5  # positions count along the whole row
     assert Mask(packed=True, q_pos=WITHIN, k_pos=WITHIN).bound(5) == 5

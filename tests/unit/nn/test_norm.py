@@ -12,7 +12,7 @@ from regard.nn.rms_norm import PartialRMSNorm, RMSNorm
 from regard.nn.scale_norm import ScaleNorm
 
 MakeSite = Callable[..., Site]
-EXAMPLE = [100.0, 200.0, 100.0, 0.0]  # of USC 467
+EXAMPLE = [100.0, 200.0, 100.0, 0.0]  # from USC 467
 
 
 def moments(x: list[float]) -> tuple[float, float]:
@@ -21,7 +21,7 @@ def moments(x: list[float]) -> tuple[float, float]:
 
 
 def naive(norm: Norm, x: list[float], g: list[float], b: list[float]) -> list[float]:
-    """Each norm's formula, for one vector; g and b are as long as x."""
+    """Return the norm of one vector by its formula; g and b are as long as x."""
     mean, variance = moments(x)
     if isinstance(norm, LayerNorm):
         root = math.sqrt(variance) + norm.eps if norm.root == "outside" else math.sqrt(variance + norm.eps)
@@ -30,8 +30,8 @@ def naive(norm: Norm, x: list[float], g: list[float], b: list[float]) -> list[fl
         length = max(math.sqrt(sum(xi * xi for xi in x)), norm.eps)
         return [gi * xi / length for xi, gi in zip(x, g, strict=True)]
     assert isinstance(norm, RMSNorm | PartialRMSNorm)
-    seen = x if isinstance(norm, RMSNorm) else x[: math.ceil(norm.fraction * len(x))]
-    root = math.sqrt(sum(xi * xi for xi in seen) / len(seen) + norm.eps)
+    channels = x if isinstance(norm, RMSNorm) else x[: math.ceil(norm.fraction * len(x))]
+    root = math.sqrt(sum(xi * xi for xi in channels) / len(channels) + norm.eps)
     return [gi * xi / root for xi, gi in zip(x, g, strict=True)]
 
 
@@ -74,8 +74,8 @@ def check(norm: Norm, site: Site) -> None:
     y = module(x)
     g = spread(getattr(module, "weight", None), 1.0, site.d_model)
     b = spread(getattr(module, "bias", None), 0.0, site.d_model)
-    for row, got in zip(x.flatten(0, 1).tolist(), y.flatten(0, 1).tolist(), strict=True):
-        assert got == pytest.approx(naive(norm, row, g, b), abs=1e-12)
+    for row, actual in zip(x.flatten(0, 1).tolist(), y.flatten(0, 1).tolist(), strict=True):
+        assert actual == pytest.approx(naive(norm, row, g, b), abs=1e-12)
 
 
 @pytest.mark.parametrize(
@@ -110,7 +110,7 @@ def test_worked_example_of_usc_467(site: MakeSite) -> None:
     assert module(x).tolist() == pytest.approx([7.0, 3 * math.sqrt(2) + 7, 7.0, 7 - 3 * math.sqrt(2)], abs=1e-4)
 
 
-FORMS = {
+VERSIONS = {
     "USC 467: scalar gain, eps inside": LayerNorm("scalar"),
     "COMP7607: vector gain, no eps": LayerNorm(eps=0.0),
     "CS 224n: no gain, eps outside": LayerNorm("none", root="outside"),
@@ -118,13 +118,13 @@ FORMS = {
 }
 
 
-class TestLectureForms:
-    """C43: the four forms agree on ordinary input and part where the input is small."""
+class TestLectureVersions:
+    """C43: the four versions agree for ordinary input and differ for small input."""
 
     def test_agree_on_ordinary_input(self, site: MakeSite) -> None:
         x = torch.randn(20, 12)
-        x = x - x.mean(-1, keepdim=True)  # the fourth does not centre
-        first, *others = (norm.build(site())(x) for norm in FORMS.values())
+        x = x - x.mean(-1, keepdim=True)  # the fourth version does not centre
+        first, *others = (norm.build(site())(x) for norm in VERSIONS.values())
         for other in others:
             torch.testing.assert_close(other, first, rtol=0, atol=1e-3)
         torch.testing.assert_close(others[0], first, rtol=0, atol=1e-4)
@@ -139,28 +139,28 @@ class TestLectureForms:
     )
     def test_differ_for_small_inputs(self, name: str, largest: float, site: MakeSite) -> None:
         x = torch.tensor(EXAMPLE) * 1e-5
-        assert FORMS[name].build(site(), 4)(x).max().item() == pytest.approx(largest, abs=1e-3)
+        assert VERSIONS[name].build(site(), 4)(x).max().item() == pytest.approx(largest, abs=1e-3)
 
-    def test_the_fourth_does_not_centre(self, site: MakeSite) -> None:
+    def test_rms_norm_does_not_centre(self, site: MakeSite) -> None:
         x = torch.tensor(EXAMPLE)
         root = math.sqrt((100**2 + 200**2 + 100**2) / 4)
         assert RMSNorm(0.0).build(site(), 4)(x).tolist() == pytest.approx([v / root for v in EXAMPLE], abs=1e-12)
 
 
-@pytest.mark.parametrize(("width", "fraction", "seen"), [(768, 0.0675, 52), (12, 0.25, 3), (12, 0.26, 4), (5, 1.0, 5)])
+@pytest.mark.parametrize(("width", "fraction", "used"), [(768, 0.0675, 52), (12, 0.25, 3), (12, 0.26, 4), (5, 1.0, 5)])
 def test_partial_rms_norm_rounds_the_number_of_channels_up(
-    width: int, fraction: float, seen: int, site: MakeSite
+    width: int, fraction: float, used: int, site: MakeSite
 ) -> None:
     """Channels up to ceil(fraction * D) change the scale; those after it do not."""
     module, x = PartialRMSNorm(fraction).build(site(), width), torch.randn(width)
-    before = module(x)
-    for channel, matters in ((seen - 1, True), (seen, False)):
+    unchanged = module(x)
+    for channel, matters in ((used - 1, True), (used, False)):
         if channel == width:
             continue
         changed = x.clone()
         changed[channel] += 5.0
-        others = torch.arange(width) != channel
-        assert torch.equal(module(changed)[others], before[others]) is not matters
+        other_channels = torch.arange(width) != channel
+        assert torch.equal(module(changed)[other_channels], unchanged[other_channels]) is not matters
 
 
 def test_partial_rms_norm_does_not_overflow_in_half_precision(site: MakeSite) -> None:
@@ -170,7 +170,7 @@ def test_partial_rms_norm_does_not_overflow_in_half_precision(site: MakeSite) ->
     assert y.tolist() == pytest.approx([1.0] * 4, abs=1e-2)
 
 
-def test_scale_norm_starts_at_the_length_of_a_unit_vector(site: MakeSite) -> None:
+def test_scale_norm_starts_at_length_sqrt_d(site: MakeSite) -> None:
     module = ScaleNorm().build(site())
     assert next(module.parameters()).tolist() == pytest.approx([math.sqrt(12)])
     assert module(torch.randn(5, 12)).norm(dim=-1).tolist() == pytest.approx([math.sqrt(12)] * 5)
@@ -188,6 +188,6 @@ def test_a_negative_eps_is_refused(norm: Callable[..., Norm]) -> None:
 
 
 @pytest.mark.parametrize("fraction", [0.0, -0.5, 1.5])
-def test_a_fraction_is_a_fraction(fraction: float) -> None:
+def test_an_invalid_fraction_is_refused(fraction: float) -> None:
     with pytest.raises(SpecError, match=r"^fraction: must be above 0 and at most 1"):
         PartialRMSNorm(fraction)

@@ -7,8 +7,8 @@ from regard.nn.pattern import Window
 
 @pytest.mark.parametrize("size", [1, 2, 4])
 def test_a_window_reaches_size_minus_one_each_way(size: int) -> None:
-    places = torch.arange(6)
-    visible = Window(size).visible(places[None, :, None], places[None, None, :])[0]
+    positions = torch.arange(6)
+    visible = Window(size).visible(positions[None, :, None], positions[None, None, :])[0]
     assert visible.tolist() == [[abs(i - j) < size for j in range(6)] for i in range(6)]
 
 

@@ -20,7 +20,7 @@ CTX = Context(View(Mask(), 5, 5, torch.device("cpu")))
 
 
 class Affine(Branch):
-    """f(x) = x A + 1: not the identity, not odd, and it remembers what state it was given."""
+    """f(x) = x A + 1. Records the decoding states that it receives."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -39,12 +39,12 @@ class Affine(Branch):
 
 
 def norms(module: nn.Module) -> list[nn.Module]:
-    """The norms of a residual branch, with weights that are not those of the identity."""
-    found = [m for name, m in module.named_children() if name not in ("branch", "dropout")]
-    for norm in found:
+    """Return the norms of a residual branch, with random weights."""
+    modules = [m for name, m in module.named_children() if name not in ("branch", "dropout")]
+    for norm in modules:
         for parameter in norm.parameters():
             nn.init.normal_(parameter, 1.0)
-    return found
+    return modules
 
 
 def alpha(N: int, M: int, side: str) -> float:
@@ -72,9 +72,9 @@ def test_post_norm(site: MakeSite) -> None:
 def test_sandwich(site: MakeSite) -> None:
     branch = Affine()
     rule = Sandwich().wrap(branch, site())
-    (before, after), x = norms(rule), torch.randn(2, 5, 12)
-    assert before is not after
-    torch.testing.assert_close(rule(x, CTX), x + after(branch.f(before(x))))
+    (inner, outer), x = norms(rule), torch.randn(2, 5, 12)
+    assert inner is not outer
+    torch.testing.assert_close(rule(x, CTX), x + outer(branch.f(inner(x))))
 
 
 @pytest.mark.parametrize("side", ["encoder", "decoder"])
@@ -86,8 +86,8 @@ def test_deep_norm(N: int, M: int, side: str, site: MakeSite) -> None:
     torch.testing.assert_close(rule(x, CTX), norm(alpha(N, M, side) * x + branch.f(x)))
 
 
-def test_deep_norm_numbers_of_the_paper(site: MakeSite) -> None:
-    """100 encoder layers alone: alpha = 200^(1/4) = 3.7606; 18 + 18 layers: 1.9987 and 2.7108."""
+def test_deep_norm_alpha_of_the_paper(site: MakeSite) -> None:
+    """alpha is 200^(1/4) = 3.7606 for 100 encoder layers without decoder, and 1.9987 and 2.7108 for 18 + 18 layers."""
     for N, M, side, value in ((100, 0, "encoder", 3.7606), (18, 18, "encoder", 1.9987), (18, 18, "decoder", 2.7108)):
         rule = DeepNorm().wrap(Affine(), site(encoder_depth=N, decoder_depth=M, side=side))
         assert rule.alpha == pytest.approx(value, abs=1e-4)
@@ -106,30 +106,30 @@ RULES = [PreNorm(), PostNorm(), Sandwich(), DeepNorm(), NoResidual()]
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.kind)
 def test_decode_state_is_that_of_the_branch(rule: Residual, site: MakeSite) -> None:
     branch = Affine()
-    joined, rows = rule.wrap(branch, site()), Rows(torch.zeros(2, dtype=torch.int64), 4)
-    state = joined.start(rows, CTX)
+    residual, rows = rule.wrap(branch, site()), Rows(torch.zeros(2, dtype=torch.int64), 4)
+    state = residual.start(rows, CTX)
     assert isinstance(state, KVCache)
-    joined(torch.randn(2, 5, 12), CTX, state)
+    residual(torch.randn(2, 5, 12), CTX, state)
     assert branch.states == [state]
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.kind)
 def test_dropout_applies_to_the_branch_output_in_training_only(rule: Residual, site: MakeSite) -> None:
-    joined, x = rule.wrap(Affine(), site(dropout=0.5)), torch.randn(2, 5, 12)
-    joined.eval()
+    residual, x = rule.wrap(Affine(), site(dropout=0.5)), torch.randn(2, 5, 12)
+    residual.eval()
     without = rule.wrap(Affine(), site())
-    without.load_state_dict(joined.state_dict())
-    assert torch.equal(joined(x, CTX), without(x, CTX))
-    joined.train()
-    assert not torch.equal(joined(x, CTX), joined(x, CTX))
+    without.load_state_dict(residual.state_dict())
+    assert torch.equal(residual(x, CTX), without(x, CTX))
+    residual.train()
+    assert not torch.equal(residual(x, CTX), residual(x, CTX))
 
 
-def test_dropout_scales_what_it_keeps(site: MakeSite) -> None:
+def test_dropout_rescales_kept_values(site: MakeSite) -> None:
     branch, x = Affine(), torch.randn(2, 500, 12)
-    joined = NoResidual().wrap(branch, site(dropout=0.25))
-    share = joined(x, CTX) / branch.f(x)
-    assert bool(((share == 0) | ((share - 1 / 0.75).abs() < 1e-9)).all())
-    assert (share == 0).double().mean().item() == pytest.approx(0.25, abs=0.02)
+    residual = NoResidual().wrap(branch, site(dropout=0.25))
+    ratio = residual(x, CTX) / branch.f(x)
+    assert bool(((ratio == 0) | ((ratio - 1 / 0.75).abs() < 1e-9)).all())
+    assert (ratio == 0).double().mean().item() == pytest.approx(0.25, abs=0.02)
 
 
 @pytest.mark.parametrize(
@@ -137,7 +137,7 @@ def test_dropout_scales_what_it_keeps(site: MakeSite) -> None:
     [(PreNorm(), True), (Sandwich(RMSNorm()), True), (PostNorm(), False), (DeepNorm(), False), (NoResidual(), False)],
     ids=lambda value: getattr(value, "kind", value),
 )
-def test_final_norm_only_after_unnormalised_streams(rule: Residual, ends: bool, site: MakeSite) -> None:
+def test_only_rules_with_unnormalised_outputs_have_a_final_norm(rule: Residual, ends: bool, site: MakeSite) -> None:
     end = rule.end(site())
     assert bool(list(end.parameters())) is ends
     if ends:

@@ -61,7 +61,7 @@ def test_formula(norm: Norm, site: MakeSite) -> None:
     torch.testing.assert_close(rule(x, CTX), x + 0.7 * branch(rule.norm(x), CTX))
 
 
-def test_the_stream_ends_with_the_norm_that_branches_have(site: MakeSite) -> None:
+def test_the_stack_ends_with_the_norm_of_the_branches(site: MakeSite) -> None:
     assert isinstance(ReZero().end(site()), nn.Identity)
     assert isinstance(ReZero(RMSNorm()).end(site()), nn.RMSNorm)
 
@@ -106,10 +106,10 @@ def test_a_new_model_learns_alpha_first(name: str) -> None:
 
 def test_scalars_are_not_decayed() -> None:
     model = build(apply("rezero", narang()), seed=1)
-    decayed, spared = groups(named(model), 1e-3, 0.1)
+    decayed, undecayed = groups(named(model), 1e-3, 0.1)
     alphas = {id(p) for key, p in model.named_parameters() if key.endswith("alpha")}
     assert decayed["weight_decay"] == 0.1
-    assert alphas <= {id(p) for p in spared["params"]}
+    assert alphas <= {id(p) for p in undecayed["params"]}
 
 
 @pytest.mark.parametrize(("name", "norm"), [*zip(ROWS, (NoNorm, LayerNorm, RMSNorm), strict=True)])
@@ -132,7 +132,7 @@ def test_the_base_keeps_the_epsilon_of_its_norm() -> None:
     )
 
 
-def test_only_folded_scales_are_unfolded() -> None:
+def test_an_unscaled_attention_stays_unscaled_if_its_init_has_no_scale() -> None:
     unscaled = swap(preset("gpt2_small"), SelfAttention, lambda a: replace(a, scale="none"))
     changed: Any = apply("rezero", unscaled)
     assert changed.init == GPT2Init()

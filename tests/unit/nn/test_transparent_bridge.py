@@ -1,4 +1,4 @@
-"""Transparent attention: every decoder block looks at its own mixture of the encoder's layers."""
+"""Transparent attention: every decoder block attends to its own mixture of the encoder layers."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -27,10 +27,10 @@ from regard.tree import swap
 from regard.variants import apply
 
 MakeSite = Callable[..., Site]
-ENCODER, DECODER = 3, 2  # unlike, so that no axis can be taken for the other
+ENCODER, DECODER = 3, 2  # different, so that confusing the axes is an error
 
 
-def streams(layers: int) -> tuple[Tensor, ...]:
+def hidden_states(layers: int) -> tuple[Tensor, ...]:
     return tuple(torch.randn(2, 4, 12) for _ in range(layers))
 
 
@@ -41,7 +41,7 @@ def test_by_formula(norm: Any, site: MakeSite) -> None:
     module: Any = bridge.build(4, 2, site())
     for parameter in module.parameters():
         nn.init.normal_(parameter)
-    h, seg = streams(4), torch.tensor([[1, 1, 1, 0], [1, 1, 1, 1]])
+    h, seg = hidden_states(4), torch.tensor([[1, 1, 1, 0], [1, 1, 1, 1]])
     memory = module(StackOut(h[-1], seg, h))
     assert memory.seg is seg
     assert len(memory.x) == 2
@@ -59,10 +59,10 @@ def test_by_formula(norm: Any, site: MakeSite) -> None:
         torch.testing.assert_close(memory.x[j], z, rtol=0, atol=1e-12)
 
 
-def test_parameters_and_where_they_start(site: MakeSite) -> None:
-    plain: Any = Transparent().build(400, 100, site())
-    assert [tuple(p.shape) for p in plain.parameters()] == [(400, 100)]
-    assert abs(plain.weight.std().item() - 400**-0.5) < 1e-3
+def test_parameters_and_initial_weights(site: MakeSite) -> None:
+    bridge: Any = Transparent().build(400, 100, site())
+    assert [tuple(p.shape) for p in bridge.parameters()] == [(400, 100)]
+    assert abs(bridge.weight.std().item() - 400**-0.5) < 1e-3
     normed = TransparentNormed().build(4, 2, site())
     assert sum(p.numel() for p in normed.parameters()) == 4 * 2 + 4 * 2 * 12
     assert Transparent.needs_layers
@@ -70,7 +70,7 @@ def test_parameters_and_where_they_start(site: MakeSite) -> None:
 
 
 def test_dropout_is_on_the_weights_and_in_training_only(site: MakeSite) -> None:
-    module, h = Transparent().build(40, 2, site(dropout=0.5)), streams(40)
+    module, h = Transparent().build(40, 2, site(dropout=0.5)), hidden_states(40)
     out = StackOut(h[-1], None, h)
     assert not torch.equal(module(out).x[0], module(out).x[0])
     module.eval()
@@ -81,8 +81,8 @@ def test_dropout_is_on_the_weights_and_in_training_only(site: MakeSite) -> None:
     torch.testing.assert_close(module(out).x[0], torch.stack(h).mean(0))
 
 
-def test_an_encoder_without_layers_of_one_length_is_refused(site: MakeSite) -> None:
-    module, h = Transparent().build(4, 2, site(path="bridge")), streams(4)
+def test_encoder_layers_of_different_lengths_are_refused(site: MakeSite) -> None:
+    module, h = Transparent().build(4, 2, site(path="bridge")), hidden_states(4)
     for x, layers in ((h[-1], ()), (h[-1], h[1:]), (torch.randn(2, 2, 12), h)):
         with pytest.raises(SpecError, match="the layers of this encoder have different lengths") as raised:
             module(StackOut(x, None, layers))
@@ -98,7 +98,7 @@ def small(bridge: Any, **changes: Any) -> EncoderDecoder:
     return replace(model, encoder=encoder, decoder=decoder)
 
 
-def shaken(spec: EncoderDecoder) -> EncoderDecoderModel:
+def randomised(spec: EncoderDecoder) -> EncoderDecoderModel:
     model = build(spec, seed=1).double().eval()
     assert isinstance(model, EncoderDecoderModel)
     for parameter in model.parameters():
@@ -113,7 +113,7 @@ def batch_of() -> Batch:
 
 
 def by_hand(model: EncoderDecoderModel, batch: Batch) -> Tensor:
-    """The model's log-probabilities with every decoder block called on its own memory."""
+    """Return the log-probabilities of the model, with every decoder block applied to its own memory."""
     assert batch.source is not None
     T, N = batch.target.shape[1], batch.source.shape[1]
     mask = Mask(q_seg=batch.source_seg, k_seg=batch.source_seg)
@@ -135,8 +135,8 @@ def by_hand(model: EncoderDecoderModel, batch: Batch) -> Tensor:
 
 @pytest.mark.parametrize("unique", [None, 1])
 def test_every_decoder_block_attends_to_its_own_memory(unique: int | None) -> None:
-    """Also where the calls share one block: a memory belongs to a call."""
-    model, batch = shaken(small(Transparent(), unique=unique)), batch_of()
+    """Each decoder layer has its own memory, even if all layers share one block."""
+    model, batch = randomised(small(Transparent(), unique=unique)), batch_of()
     torch.testing.assert_close(model.log_probs(batch), by_hand(model, batch), rtol=0, atol=1e-12)
     memory = model.encode(batch)
     assert len(memory.x) == DECODER
@@ -144,10 +144,10 @@ def test_every_decoder_block_attends_to_its_own_memory(unique: int | None) -> No
 
 
 def test_weight_on_the_last_layer_equals_the_last_bridge() -> None:
-    transparent, batch = shaken(small(Transparent())), batch_of()
+    transparent, batch = randomised(small(Transparent())), batch_of()
     ordinary = build(small(Last())).double().eval()
-    kept = {key: value for key, value in transparent.state_dict().items() if not key.startswith("bridge.")}
-    ordinary.load_state_dict(kept)
+    shared = {key: value for key, value in transparent.state_dict().items() if not key.startswith("bridge.")}
+    ordinary.load_state_dict(shared)
     with torch.no_grad():
         transparent.bridge.weight[-1] += 200.0  # type: ignore[reportIndexIssue, reportOperatorIssue]
     assert isinstance(ordinary, EncoderDecoderModel)
@@ -156,21 +156,21 @@ def test_weight_on_the_last_layer_equals_the_last_bridge() -> None:
 
 @pytest.mark.parametrize("static", [False, True])
 @pytest.mark.parametrize("bridge", [Transparent(), TransparentNormed()])
-def test_a_decoding_reads_each_memory_once_and_can_drop_sources(bridge: Any, static: bool) -> None:
-    model, batch = shaken(small(bridge)), batch_of()
-    whole = model.log_probs(batch)
+def test_decoding_equals_the_full_pass_and_can_drop_sources(bridge: Any, static: bool) -> None:
+    model, batch = randomised(small(bridge)), batch_of()
+    full = model.log_probs(batch)
     with torch.no_grad():
         decoding = model.start(batch, 5, beams=2, static=static)
         outputs = model.advance(batch.target[:, :2].repeat_interleave(2, 0), decoding)
-        torch.testing.assert_close(outputs, whole[:, 1].repeat_interleave(2, 0), rtol=0, atol=1e-12)
+        torch.testing.assert_close(outputs, full[:, 1].repeat_interleave(2, 0), rtol=0, atol=1e-12)
         if static:
-            rest = torch.tensor([0, 1, 2])
+            kept = torch.tensor([0, 1, 2])
         else:
             assert decoding.droppable()
-            rest = torch.tensor([2, 0])
-            decoding.keep(rest)
-        outputs = model.advance(batch.target[rest, 2:].repeat_interleave(2, 0), decoding)
-        torch.testing.assert_close(outputs, whole[rest, 2].repeat_interleave(2, 0), rtol=0, atol=1e-12)
+            kept = torch.tensor([2, 0])
+            decoding.keep(kept)
+        outputs = model.advance(batch.target[kept, 2:].repeat_interleave(2, 0), decoding)
+        torch.testing.assert_close(outputs, full[kept, 2].repeat_interleave(2, 0), rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("base", ["narang_base", "t5_base", "transformer_small", "transformer_tiny"])

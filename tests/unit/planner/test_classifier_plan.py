@@ -23,14 +23,15 @@ CPU, GPU = nominal("cpu"), nominal("cuda", 80e9)
 def planned(records: int, length: int, hardware: planner.Hardware = CPU, **given: Any) -> Any:
     survey = Survey(records=records, kept=records, ids={"text": records * length, "label": records})
     train = default_train(LABELS)
-    return planner.plan(LABELS, survey, Buckets(), train, hardware, planner.Given(**given))
+    return planner.plan(LABELS, survey, Buckets(), train, hardware, planner.ModelChoice(**given))
 
 
-def test_candidates_are_in_order_and_count_their_weights() -> None:
-    found = [candidate for candidate in candidates(LABELS) if of_ngrams(candidate.spec)]
-    assert len(found) == 3
-    assert [candidate.blocks for candidate in found] == sorted(candidate.blocks for candidate in found)
-    for candidate in found:
+def test_candidates_are_sorted_and_have_the_stated_number_of_weights() -> None:
+    convolutions = [candidate for candidate in candidates(LABELS) if of_ngrams(candidate.spec)]
+    assert len(convolutions) == 3
+    sizes = [candidate.blocks for candidate in convolutions]
+    assert sizes == sorted(sizes)
+    for candidate in convolutions:
         spec: Any = candidate.spec
         assert any(isinstance(part, NGramConvolution) for part in walk(spec))
         rest = spec.vocab * spec.d_model + 3 * spec.d_model + 2  # embeddings, biases of the filters, output layer
@@ -39,18 +40,18 @@ def test_candidates_are_in_order_and_count_their_weights() -> None:
 
 @pytest.mark.parametrize(("length", "pool", "word_dropout"), [(10, "max", 0.0), (280, "mean_max", 0.5)])
 def test_long_texts_are_pooled_by_mean_and_maximum(length: int, pool: str, word_dropout: float) -> None:
-    found = planned(20_000, length)
-    assert (found.model.task.pool, found.model.input.word_dropout) == (pool, word_dropout)
-    assert ("pooling" in {sentence.split(":")[0] for sentence in found.why}) == (pool == "mean_max")
+    plan = planned(20_000, length)
+    assert (plan.model.task.pool, plan.model.input.word_dropout) == (pool, word_dropout)
+    assert ("pooling" in {sentence.split(":")[0] for sentence in plan.why}) == (pool == "mean_max")
 
 
 @pytest.mark.parametrize("hardware", [CPU, GPU], ids=["cpu", "cuda"])
 def test_few_short_texts_get_hundreds_of_steps(hardware: planner.Hardware) -> None:
-    """With larger batches a GPU would leave fewer than two hundred."""
-    found = planned(4500, 11, hardware)
-    assert found.batching.tokens == 1024
-    assert 10 < found.train.steps * found.batching.tokens / (4500 * 11) < 15
-    assert found.train.steps > 500
+    """With the larger batches that are usual on a GPU, there would be fewer than two hundred steps."""
+    plan = planned(4500, 11, hardware)
+    assert plan.batching.tokens == 1024
+    assert 10 < plan.train.steps * plan.batching.tokens / (4500 * 11) < 15
+    assert plan.train.steps > 500
 
 
 def test_more_texts_need_fewer_passes() -> None:
@@ -61,8 +62,8 @@ def test_more_texts_need_fewer_passes() -> None:
     assert passes == pytest.approx([30.0, 12.0, 3.0, 2.0], rel=0.05)
 
 
-def test_given_transformer_keeps_its_learning_rate() -> None:
-    """Convolutions take three times the learning rate of attention."""
+def test_learning_rate_depends_on_the_type_of_the_classifier() -> None:
+    """The learning rate of a convolution is three times that of other classifiers."""
     spec: Any = preset("lstm_classifier")
     assert planned(5000, 10).train.optimizer.learning_rate == pytest.approx(0.002)
     assert planned(5000, 10, model=spec).train.optimizer.learning_rate == pytest.approx(
@@ -72,6 +73,6 @@ def test_given_transformer_keeps_its_learning_rate() -> None:
 
 @pytest.mark.parametrize(("records", "length", "dropout"), [(4500, 11, 0.3), (60_000, 11, 0.5), (60_000, 280, 0.3)])
 def test_many_short_texts_get_more_dropout(records: int, length: int, dropout: float) -> None:
-    found = planned(records, length)
-    assert found.model.dropout == dropout
-    assert f"dropout: {dropout}" in found.why
+    plan = planned(records, length)
+    assert plan.model.dropout == dropout
+    assert f"dropout: {dropout}" in plan.why

@@ -1,4 +1,4 @@
-"""Models and batches that fit a text: tables, classes, positions, packed rows."""
+"""Fit models and batches to a text: embedding tables, number of classes, positions, packing."""
 
 from typing import Any
 
@@ -21,39 +21,39 @@ def test_evaluation_is_padded() -> None:
     assert fitting.padded(Packing(700, 70)) == Buckets(700)
 
 
-# -- a model that fits its data
+# -- fit a model
 
 
 def fitted(model: ModelSpec, objective: Objective, vocabulary: dict[str, int], **settings: Any) -> Any:
     return edited(model, fitting.fitted(model, objective, vocabulary, settings.pop("longest", 40), **settings))
 
 
-def test_one_tokenizer_is_one_table() -> None:
-    found = fitted(preset("transformer_tiny"), Translation(), {"source": 333, "target": 333})
-    assert (found.vocab, found.target_vocab, found.sharing.source_target) == (333, None, True)
+def test_one_tokenizer_gives_one_embedding_table() -> None:
+    model = fitted(preset("transformer_tiny"), Translation(), {"source": 333, "target": 333})
+    assert (model.vocab, model.target_vocab, model.sharing.source_target) == (333, None, True)
 
 
 @pytest.mark.parametrize(("source", "target"), [(300, 400), (400, 300), (300, 300)])
-def test_two_tokenizers_are_two_tables(source: int, target: int) -> None:
-    found = fitted(preset("transformer_tiny"), Translation(), {"source": source, "target": target}, joint=False)
-    assert (found.vocab, found.target_vocab or found.vocab, found.sharing.source_target) == (source, target, False)
-    assert isinstance(found, EncoderDecoder)
-    tables: Any = build(found, device="meta")
-    assert tables.tables.get("source").weight.shape == (source, 128)
-    assert tables.tables.get("target").weight.shape == (target, 128)
-    assert tables.tables.get("output") is tables.tables.get("target")
+def test_two_tokenizers_give_two_embedding_tables(source: int, target: int) -> None:
+    model = fitted(preset("transformer_tiny"), Translation(), {"source": source, "target": target}, joint=False)
+    assert (model.vocab, model.target_vocab or model.vocab, model.sharing.source_target) == (source, target, False)
+    assert isinstance(model, EncoderDecoder)
+    built: Any = build(model, device="meta")
+    assert built.tables.get("source").weight.shape == (source, 128)
+    assert built.tables.get("target").weight.shape == (target, 128)
+    assert built.tables.get("output") is built.tables.get("target")
 
 
-def test_sizes_that_differ_are_two_tables_whatever_is_said() -> None:
-    found = fitted(preset("transformer_tiny"), Translation(), {"source": 300, "target": 400})
-    assert not found.sharing.source_target
+def test_vocabularies_of_different_sizes_give_two_embedding_tables() -> None:
+    model = fitted(preset("transformer_tiny"), Translation(), {"source": 300, "target": 400})
+    assert not model.sharing.source_target
 
 
 def test_a_classifier_has_as_many_classes_as_labels() -> None:
     objective = Classification(("a", "b", "c"))
-    chosen_model = candidates(objective)[0].spec
-    found = fitted(chosen_model, objective, {"text": 99})
-    assert (found.vocab, found.task.classes) == (99, 3)
+    candidate = candidates(objective)[0].spec
+    model = fitted(candidate, objective, {"text": 99})
+    assert (model.vocab, model.task.classes) == (99, 3)
     bert = fitted(preset("bert_base"), objective, {"text": 99})
     assert bert.task == SentenceClassifier(3)
 
@@ -65,7 +65,7 @@ def test_learned_positions_are_as_many_as_the_longest_text() -> None:
     )
 
 
-def test_rows_are_packed_where_texts_may_share_one() -> None:
+def test_rows_are_packed_if_the_task_and_the_model_allow_it() -> None:
     base = preset("transformer_base")
     assert fitting.packs(base, Translation())
     assert fitting.packs(base, LanguageModelling("lines"))

@@ -56,14 +56,14 @@ def recipe() -> Recipe:
     return Recipe(apply("swiglu", preset("transformer_tiny", vocab=99)), data, train, Beam(beam_size=3, alpha=0.5))
 
 
-def test_a_recipe_comes_back_from_json() -> None:
+def test_a_recipe_round_trips_through_json() -> None:
     assert Recipe.of(json.loads(json.dumps(recipe().record()))) == recipe()
 
 
 @pytest.mark.parametrize("name", sorted(PRESETS))
-def test_every_model_comes_back_from_json(name: str) -> None:
-    one = replace(recipe(), model=preset(name))
-    assert Recipe.of(json.loads(json.dumps(one.record()))) == one
+def test_a_recipe_of_every_preset_round_trips_through_json(name: str) -> None:
+    original = replace(recipe(), model=preset(name))
+    assert Recipe.of(json.loads(json.dumps(original.record()))) == original
 
 
 @pytest.mark.parametrize(
@@ -74,13 +74,13 @@ def test_every_model_comes_back_from_json(name: str) -> None:
         DataSpec((Labelled("/l"),), objective=Classification(("a", "b")), tokenizer=Words(100)),
     ],
 )
-def test_all_data_come_back_from_json(data: DataSpec) -> None:
-    one = Recipe(preset("transformer_tiny"), data, TrainSpec(), Sample())
-    assert Recipe.of(json.loads(json.dumps(one.record()))) == one
+def test_every_kind_of_data_round_trips_through_json(data: DataSpec) -> None:
+    original = Recipe(preset("transformer_tiny"), data, TrainSpec(), Sample())
+    assert Recipe.of(json.loads(json.dumps(original.record()))) == original
 
 
 @pytest.mark.parametrize(
-    ("path", "value", "said"),
+    ("path", "value", "message"),
     [
         (("train", "stesp"), 3, "train.stesp: unknown key 'stesp' in 'train'; did you mean 'steps'?"),
         (("dta",), {}, "dta: unknown key 'dta' in 'recipe'; did you mean 'data'?"),
@@ -89,7 +89,7 @@ def test_all_data_come_back_from_json(data: DataSpec) -> None:
         (("train", "optimizer", "kind"), "my:Code", "add --trust-code if you trust it"),
     ],
 )
-def test_a_wrong_recipe_is_refused_where_it_is_wrong(path: tuple[str, ...], value: Any, said: str) -> None:
+def test_a_wrong_recipe_is_refused_where_it_is_wrong(path: tuple[str, ...], value: Any, message: str) -> None:
     record = recipe().record()
     inner = record
     for name in path[:-1]:
@@ -97,19 +97,19 @@ def test_a_wrong_recipe_is_refused_where_it_is_wrong(path: tuple[str, ...], valu
     inner[path[-1]] = value
     with pytest.raises(SpecError) as raised:
         Recipe.of(record)
-    assert said in str(raised.value)
+    assert message in str(raised.value)
 
 
 # -- requests
 
 
 def test_a_short_recipe_is_filled_with_defaults() -> None:
-    found = request_from_record({"data": DATA})
-    assert found == RecipeRequest(data=DataSpec(train=(TSV("a.tsv"),)), train=TrainSpec(), decode=Beam())
+    request = request_from_record({"data": DATA})
+    assert request == RecipeRequest(data=DataSpec(train=(TSV("a.tsv"),)), train=TrainSpec(), decode=Beam())
 
 
 def test_edits_reach_all_sections() -> None:
-    found = request_from_record(
+    request = request_from_record(
         {"data": DATA, "model": {"preset": "transformer_tiny"}, "train": {"steps": 5}, "decode": {"beam_size": 2}},
         [
             *(
@@ -123,18 +123,18 @@ def test_edits_reach_all_sections() -> None:
         ],
         variants=["rotary"],
     )
-    assert found.train == TrainSpec(steps=7, optimizer=AdamW(learning_rate=0.5), schedule=Cosine(floor=0.25))
-    assert found.data == DataSpec((TSV("a.tsv", weight=3.0),), tokenizer=Words(), max_len=9, batching=Buckets(77))
-    assert found.decode == Beam(beam_size=4, alpha=0.5)
-    assert found.changes == {"decoder.depth": 3, "encoder.depth": 2, "dropout": 0.25}
-    assert (found.model, found.variants) == ({"preset": "transformer_tiny"}, ("rotary",))
+    assert request.train == TrainSpec(steps=7, optimizer=AdamW(learning_rate=0.5), schedule=Cosine(floor=0.25))
+    assert request.data == DataSpec((TSV("a.tsv", weight=3.0),), tokenizer=Words(), max_len=9, batching=Buckets(77))
+    assert request.decode == Beam(beam_size=4, alpha=0.5)
+    assert request.changes == {"decoder.depth": 3, "encoder.depth": 2, "dropout": 0.25}
+    assert (request.model, request.variants) == ({"preset": "transformer_tiny"}, ("rotary",))
 
 
 def test_a_model_table_without_a_preset_edits_the_model_that_is_chosen() -> None:
     table = {"dropout": 0.5, "heads": 8, "decoder": {"depth": 3}, "variants": ["rotary"]}
-    found = request_from_record({"data": DATA, "model": table}, ["model.heads=2"], ["swiglu"])
-    assert (found.model, found.variants) == (None, ("rotary", "swiglu"))
-    assert found.changes == {"dropout": 0.5, "heads": 2, "decoder.depth": 3}
+    request = request_from_record({"data": DATA, "model": table}, ["model.heads=2"], ["swiglu"])
+    assert (request.model, request.variants) == (None, ("rotary", "swiglu"))
+    assert request.changes == {"dropout": 0.5, "heads": 2, "decoder.depth": 3}
     with pytest.raises(SpecError, match=r"model\.variants: needs a list of names, not 'swiglu'"):
         request_from_record({"data": DATA, "model": {"variants": "swiglu"}})
 
@@ -162,14 +162,14 @@ def test_one_variant_twice_is_refused() -> None:
 
 
 @pytest.mark.parametrize("change", ["data.tokenizer=bytes", "data.tokenizer.vocab=300", "data.joint=false"])
-def test_a_tokenizer_beside_that_of_another_run_is_refused(change: str) -> None:
+def test_fine_tuning_refuses_another_tokenizer(change: str) -> None:
     with pytest.raises(SpecError, match="--from uses the tokenizer of runs/one unchanged"):
         request_from_record({"data": DATA, "start": "runs/one"}, [change])
     with pytest.raises(SpecError, match="--from uses the tokenizer of runs/one unchanged"):
         request_from_record({"data": DATA | {"tokenizer": "bytes"}, "start": "runs/one"})
 
 
-def test_a_value_holds_one_thing_only() -> None:
+def test_a_value_cannot_set_a_second_key() -> None:
     with pytest.raises(SpecError, match="needs a whole number"):
         request_from_record({"data": DATA}, ["train.steps=3\ntrain.seed=4"])
 
@@ -179,7 +179,7 @@ def nested(levels: int) -> str:
 
 
 @pytest.mark.parametrize("levels", [102, 500, 100_000])
-def test_what_is_nested_too_deeply_is_refused(levels: int, tmp_path: Path) -> None:
+def test_deep_nesting_is_refused(levels: int, tmp_path: Path) -> None:
     for name, text in (("a.toml", f"data = {nested(levels)}"), ("b.json", f'{{"data": {nested(levels)}}}')):
         (tmp_path / name).write_text(text)
         with pytest.raises(SpecError, match="nested more than 100 levels"):
@@ -195,10 +195,10 @@ def test_a_key_twice_in_json_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_part_and_its_fields_can_be_set_together() -> None:
-    found = request_from_record(
+    request = request_from_record(
         {"data": DATA}, ["data.batching=packing", "data.batching.length=64", "data.batching.tokens=640"]
     )
-    assert found.data.batching == Packing(640, 64)
+    assert request.data.batching == Packing(640, 64)
 
 
 @pytest.mark.parametrize(
@@ -222,13 +222,13 @@ def test_batching_can_be_edited_before_it_is_chosen(kind: str, objective: str, b
         ({"kind": "buckets"}, ["data.batching.tokens=77"], True),
     ],
 )
-def test_a_number_of_tokens_does_not_fix_the_rows(batching: Any, edits: list[str], fixes: bool) -> None:
-    found = request_from_record({"data": DATA | ({} if batching is None else {"batching": batching})}, edits)
-    assert found.fixes_rows == fixes
-    assert RecipeRequest.of(found.record()) == found
+def test_tokens_per_batch_alone_do_not_fix_the_rows(batching: Any, edits: list[str], fixes: bool) -> None:
+    request = request_from_record({"data": DATA | ({} if batching is None else {"batching": batching})}, edits)
+    assert request.fixes_rows == fixes
+    assert RecipeRequest.of(request.record()) == request
 
 
-def test_decoding_may_be_of_another_kind() -> None:
+def test_the_decode_section_may_select_another_search() -> None:
     assert request_from_record({"data": DATA, "decode": "sample"}).decode == Sample()
     assert request_from_record({"data": DATA, "decode": {"kind": "sample", "temperature": 0.5}}).decode == Sample(
         temperature=0.5
@@ -239,7 +239,7 @@ TINY = {"preset": "transformer_tiny"}
 
 
 @pytest.mark.parametrize(
-    ("record", "said"),
+    ("record", "message"),
     [
         ({"dta": {}}, "dta: unknown key 'dta' in a recipe; did you mean 'data'?"),
         ({"data": DATA | {"max_lenn": 3}}, "data.max_lenn: unknown key 'max_lenn' in 'data'; did you mean 'max_len'?"),
@@ -258,14 +258,14 @@ TINY = {"preset": "transformer_tiny"}
         ({"model": TINY | {"vocab": 9}}, "model.vocab: is the size of the tokenizer; set data.tokenizer.vocab"),
     ],
 )
-def test_a_wrong_table_is_refused_at_once(record: dict[str, Any], said: str) -> None:
+def test_a_wrong_table_is_refused_at_once(record: dict[str, Any], message: str) -> None:
     with pytest.raises(SpecError) as raised:
         request_from_record({"data": DATA} | record)
-    assert said in str(raised.value)
+    assert message in str(raised.value)
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "message"),
     [
         ("train.stesp=3", "train.stesp: unknown key 'stesp' in 'train'; did you mean 'steps'?"),
         ("data.tokenizer.vocabb=3", "data.tokenizer.vocabb: unknown key 'vocabb' in 'bpe'; did you mean 'vocab'?"),
@@ -282,19 +282,19 @@ def test_a_wrong_table_is_refused_at_once(record: dict[str, Any], said: str) -> 
         ("target_vocab=9", "model.target_vocab: is the size of the tokenizer"),
     ],
 )
-def test_a_wrong_edit_is_refused_at_once(change: str, said: str) -> None:
+def test_a_wrong_edit_is_refused_at_once(change: str, message: str) -> None:
     with pytest.raises(SpecError) as raised:
         request_from_record({"data": DATA, "model": TINY}, [change])
-    assert said in str(raised.value)
+    assert message in str(raised.value)
 
 
-def test_without_data_there_is_no_recipe() -> None:
+def test_a_recipe_without_data_is_refused() -> None:
     with pytest.raises(SpecError, match="data: is missing; a recipe needs the text to learn from"):
         request_from_record({"train": {}})
 
 
-def everything_asked() -> RecipeRequest:
-    wanted = request_from_record(
+def request_with_everything() -> RecipeRequest:
+    request = request_from_record(
         {
             "data": DATA | {"valid": [{"kind": "tsv", "path": "v.tsv"}]},
             "model": {"preset": "transformer_tiny", "decoder": {"depth": 2}, "variants": ["rotary"]},
@@ -302,37 +302,37 @@ def everything_asked() -> RecipeRequest:
         ["model.heads=2", "train.steps=7", "decode.beam_size=1"],
         ["swiglu"],
     )
-    return replace(wanted, start="runs/one")
+    return replace(request, start="runs/one")
 
 
-def test_what_is_asked_comes_back_from_json() -> None:
-    one = everything_asked()
-    assert RecipeRequest.of(json.loads(json.dumps(one.record()))) == one
+def test_a_request_round_trips_through_json() -> None:
+    request = request_with_everything()
+    assert RecipeRequest.of(json.loads(json.dumps(request.record()))) == request
 
 
-def test_trusted_code_comes_back_from_json_to_who_trusts_it() -> None:
+def test_code_in_a_request_needs_trust() -> None:
     record = {"kind": "regard.training.optim:AdamW", "rate": 0.5}
     data = {"data": DATA, "train": {"optimizer": record}}
     with pytest.raises(SpecError, match="add --trust-code"):
         request_from_record(data)
-    one = request_from_record(data, trust_code=True)
-    assert one.train.optimizer == AdamW(learning_rate=0.5)
-    written = one.record() | {"train": one.record()["train"] | {"optimizer": record}}
-    assert RecipeRequest.of(written, trust_code=True) == one
-    with pytest.raises(SpecError, match="add --trust-code"):  # a folder cannot say by itself that it is trusted
+    request = request_from_record(data, trust_code=True)
+    assert request.train.optimizer == AdamW(learning_rate=0.5)
+    written = request.record() | {"train": request.record()["train"] | {"optimizer": record}}
+    assert RecipeRequest.of(written, trust_code=True) == request
+    with pytest.raises(SpecError, match="add --trust-code"):  # a stored request cannot set trust_code
         RecipeRequest.of(written | {"trust_code": True})
 
 
 def test_paths_are_made_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    one = everything_asked()
-    found = replace(one, data=replace(one.data, tokenizer=Imported("t.json"))).absolute()
-    here = str(tmp_path)
-    assert found.data.train == (TSV(f"{here}/a.tsv"),)
-    assert found.data.valid == (TSV(f"{here}/v.tsv"),)
-    assert found.data.tokenizer == Imported(f"{here}/t.json")
-    assert found.start == f"{here}/runs/one"
-    assert found.absolute() == found
+    request = request_with_everything()
+    absolute = replace(request, data=replace(request.data, tokenizer=Imported("t.json"))).absolute()
+    folder = str(tmp_path)
+    assert absolute.data.train == (TSV(f"{folder}/a.tsv"),)
+    assert absolute.data.valid == (TSV(f"{folder}/v.tsv"),)
+    assert absolute.data.tokenizer == Imported(f"{folder}/t.json")
+    assert absolute.start == f"{folder}/runs/one"
+    assert absolute.absolute() == absolute
     assert request_from_record({"data": DATA}).absolute().start is None
 
 
@@ -343,22 +343,22 @@ def test_sizes_come_before_variants_and_other_edits_after() -> None:
     table = {"preset": "transformer_small", "variants": ["swiglu"], "d_model": 512, "decoder": {"depth": 2}}
     base, spec = model_of(table, "model")
     assert base == preset("transformer_small")
-    wanted = apply("swiglu", preset("transformer_small", d_model=512))
-    found: Any = spec
-    assert (found.d_model, found.decoder.depth) == (512, 2)
-    assert found.encoder == wanted.encoder  # type: ignore[attr-defined]  # two thirds of 4 x 512
+    expected = apply("swiglu", preset("transformer_small", d_model=512))
+    model: Any = spec
+    assert (model.d_model, model.decoder.depth) == (512, 2)
+    assert model.encoder == expected.encoder  # type: ignore[attr-defined]  # two thirds of 4 x 512
 
 
-def test_training_and_showing_see_the_same_model(tmp_path: Path) -> None:
+def test_training_and_show_use_the_same_model(tmp_path: Path) -> None:
     """The order of variants and edits matters, and must be the same wherever the table is read."""
     path = tmp_path / "recipe.toml"
     path.write_text(
         '[model]\npreset = "transformer_small"\nd_model = 512\nvariants = ["swiglu", "pre_norm"]\n'
         '[model.encoder]\ndepth = 2\n[data]\ntrain = [{kind = "tsv", path = "a.tsv"}]\n'
     )
-    shown = load_model(str(path), ["model.heads=2"])[1]
+    loaded = load_model(str(path), ["model.heads=2"])[1]
     trained = model_for(request_from_record(read_file(path), ["model.heads=2"]), None, nothing)[1]
-    assert trained == shown
+    assert trained == loaded
 
 
 def test_a_complete_record_may_have_variants_too() -> None:
@@ -373,29 +373,29 @@ def test_a_name_alone_is_a_preset_or_a_kind() -> None:
     assert request_from_record({"data": DATA, "model": "transformer_tiny"}).model == {"preset": "transformer_tiny"}
 
 
-def test_the_model_asked_for_is_fitted() -> None:
-    wanted = everything_asked()
-    base, spec = model_for(wanted, None, lambda _: {"vocab": 77})
+def test_the_requested_model_is_fitted_to_the_data() -> None:
+    request = request_with_everything()
+    base, spec = model_for(request, None, lambda _: {"vocab": 77})
     assert base == preset("transformer_tiny")
     with_table: Any = apply("rotary", preset("transformer_tiny"))
     assert spec.input == with_table.input
-    found: Any = spec
-    assert (found.vocab, found.heads, found.decoder.depth, found.encoder.depth) == (77, 2, 2, 4)
-    assert found.encoder.pattern[0].branches[1].gated
+    model: Any = spec
+    assert (model.vocab, model.heads, model.decoder.depth, model.encoder.depth) == (77, 2, 2, 4)
+    assert model.encoder.pattern[0].branches[1].gated
 
 
-def test_the_model_chosen_is_changed_and_fitted() -> None:
-    wanted = request_from_record({"data": DATA}, ["model.heads=2"], ["rotary"])
-    seen: list[ModelSpec] = []
+def test_a_chosen_model_is_edited_and_fitted_to_the_data() -> None:
+    request = request_from_record({"data": DATA}, ["model.heads=2"], ["rotary"])
+    fitted_specs: list[ModelSpec] = []
 
     def fitted(spec: ModelSpec) -> dict[str, Any]:
-        seen.append(spec)
+        fitted_specs.append(spec)
         return {"vocab": 77}
 
-    base, spec = model_for(wanted, preset("transformer_small"), fitted)
+    base, spec = model_for(request, preset("transformer_small"), fitted)
     assert base == preset("transformer_small")
     assert spec == preset_with(heads=2, vocab=77)
-    assert seen == [
+    assert fitted_specs == [
         preset("transformer_small", heads=2),
         preset_with(heads=2, vocab=77),
     ]  # before the variant, after it
@@ -407,30 +407,30 @@ def preset_with(**changes: Any) -> ModelSpec:
 
 @pytest.mark.parametrize("where", ["table", "changes"])
 def test_an_edit_that_the_data_contradict_is_refused(where: str) -> None:
-    """Rather than be overwritten without a word."""
+    """The edit is not overwritten silently."""
 
-    def wanted(value: int) -> RecipeRequest:
-        model: dict[str, Any] = {"preset": "gpt2_small"}
+    def request_with(value: int) -> RecipeRequest:
+        table: dict[str, Any] = {"preset": "gpt2_small"}
         if where == "table":
-            model["input"] = {"position": {"max_len": value}}
+            table["input"] = {"position": {"max_len": value}}
         edits = [f"model.input.position.max_len={value}"] if where == "changes" else []
-        return request_from_record({"data": DATA, "model": model}, edits)
+        return request_from_record({"data": DATA, "model": table}, edits)
 
     fits: Callable[[ModelSpec], dict[str, Any]] = lambda _: {"input.position.max_len": 258}  # noqa: E731
     with pytest.raises(SpecError, match=r"model\.input\.position\.max_len: is 64 here, but the data need 258"):
-        model_for(wanted(64), None, fits)
-    found: Any = model_for(wanted(258), None, fits)[1]
-    assert found.input.position.max_len == 258
+        model_for(request_with(64), None, fits)
+    model: Any = model_for(request_with(258), None, fits)[1]
+    assert model.input.position.max_len == 258
 
 
 def test_a_vocabulary_is_never_set() -> None:
     for changes in ({"vocab": 9}, {"target_vocab": 9}):
-        wanted = replace(request_from_record({"data": DATA}), changes=changes)
+        request = replace(request_from_record({"data": DATA}), changes=changes)
         with pytest.raises(SpecError, match=r"is the size of the tokenizer; set data\.tokenizer\.vocab to choose it"):
-            model_for(wanted, preset("transformer_tiny"), nothing)
+            model_for(request, preset("transformer_tiny"), nothing)
 
 
-# -- the small things
+# -- edits and files
 
 
 @pytest.mark.parametrize(
@@ -455,22 +455,22 @@ def test_changes_are_parsed(text: str, path: str, value: Any) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "a", "a=", "=3", " = "])
-def test_what_is_no_change_is_refused(text: str) -> None:
+def test_invalid_edits_are_refused(text: str) -> None:
     with pytest.raises(SpecError, match="is not path=value"):
         parse_change(text)
 
 
 @pytest.mark.parametrize(
-    ("name", "content", "said"),
+    ("name", "content", "message"),
     [
         ("a.toml", "a = ", "is not valid TOML"),
         ("a.json", "{", "is not valid JSON"),
         ("a.json", "[]", "must hold a table, not a list"),
     ],
 )
-def test_a_file_that_is_no_recipe_is_refused(tmp_path: Path, name: str, content: str, said: str) -> None:
+def test_a_file_that_is_no_recipe_is_refused(tmp_path: Path, name: str, content: str, message: str) -> None:
     (tmp_path / name).write_text(content)
-    with pytest.raises(SpecError, match=said):
+    with pytest.raises(SpecError, match=message):
         read_file(tmp_path / name)
     with pytest.raises(SpecError, match="cannot read"):
         read_file(tmp_path / "nowhere.toml")
@@ -485,20 +485,20 @@ def test_kinds_are_all_different() -> None:
 def test_sizes_from_the_command_line_come_before_the_variants_of_a_file(tmp_path: Path) -> None:
     path = tmp_path / "recipe.toml"
     path.write_text('[model]\npreset = "narang_small"\nvariants = ["factorised"]\n[data]\n')
-    shown: Any = load_model(str(path), ["model.d_model=384"])[1]
-    assert shown.table.width == 64
-    wanted = request_from_record(
+    loaded: Any = load_model(str(path), ["model.d_model=384"])[1]
+    assert loaded.table.width == 64
+    request = request_from_record(
         {"data": DATA, "model": {"preset": "narang_small", "variants": ["factorised"]}}, ["model.d_model=384"]
     )
-    trained: Any = model_for(wanted, None, nothing)[1]
+    trained: Any = model_for(request, None, nothing)[1]
     assert trained.table.width == 64
 
 
 def test_depth_comes_before_variants() -> None:
     table = {"preset": "narang_small", "variants": ["product_key_memory"], "decoder": {"depth": 4}}
     model: Any = model_of(table, "model")[1]
-    found = [n for n in range(4) if "product_key_memory" in str(to_record(model.decoder.block_of(n), PARTS))]
-    assert found == [2]
+    layers = [n for n in range(4) if "product_key_memory" in str(to_record(model.decoder.block_of(n), PARTS))]
+    assert layers == [2]
 
 
 @pytest.mark.parametrize(
@@ -509,17 +509,17 @@ def test_depth_comes_before_variants() -> None:
         ("decoder_only", "one vocabulary"),
     ],
 )
-def test_what_two_tokenizers_make_impossible_is_refused(name: str, sentence: str) -> None:
-    wanted = request_from_record({"data": DATA, "model": "transformer_small"}, (), [name])
+def test_variants_that_do_not_fit_two_tokenizers_are_refused(name: str, sentence: str) -> None:
+    request = request_from_record({"data": DATA, "model": "transformer_small"}, (), [name])
 
     def fits(spec: ModelSpec) -> dict[str, Any]:
         return fitted(spec, Translation(), {"source": 90, "target": 80}, 20, joint=False)
 
     with pytest.raises(SpecError, match=sentence):
-        model_for(wanted, None, fits)
+        model_for(request, None, fits)
 
 
 def test_a_synthesizer_scores_as_many_positions_as_the_text_needs() -> None:
-    wanted = request_from_record({"data": DATA, "model": "narang_small"}, (), ["synth_random"])
-    model: Any = model_for(wanted, None, lambda m: fitted(m, Translation(), {"source": 90, "target": 90}, 1026))[1]
+    request = request_from_record({"data": DATA, "model": "narang_small"}, (), ["synth_random"])
+    model: Any = model_for(request, None, lambda m: fitted(m, Translation(), {"source": 90, "target": 90}, 1026))[1]
     assert model.encoder.pattern[0].branches[0].max_len == 1026

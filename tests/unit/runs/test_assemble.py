@@ -1,4 +1,4 @@
-"""Assembling a training: the parts of a recipe come together, weights of a parent are taken over, numbers repeat."""
+"""Assembling a training run: settings of the recipe, weights of a parent run, reproducible results."""
 
 import os
 from pathlib import Path
@@ -44,17 +44,17 @@ def weights(model: Model) -> list[Tensor]:
     return [tensor.clone() for tensor in model.state_dict().values()]
 
 
-def test_two_assemblies_of_a_recipe_learn_the_same(text: Path, tmp_path: Path) -> None:
+def test_two_runs_of_a_recipe_have_equal_weights(text: Path, tmp_path: Path) -> None:
     recipe, data = resolved(text)
     trainers = [trainer_in(tmp_path / name, recipe, data) for name in "ab"]
     for trainer in trainers:
         assert trainer.fit().finished
-    for one, other in zip(*(weights(trainer.model) for trainer in trainers), strict=True):
-        assert torch.equal(one, other)
+    for a, b in zip(*(weights(trainer.model) for trainer in trainers), strict=True):
+        assert torch.equal(a, b)
     assert trainers[0].progress.scores == trainers[1].progress.scores
 
 
-def test_a_checkpoint_policy_without_final_weights_saves_no_end(text: Path, tmp_path: Path) -> None:
+def test_a_checkpoint_policy_without_final_weights_writes_none(text: Path, tmp_path: Path) -> None:
     recipe, data = resolved(text)
     trainer = trainer_in(tmp_path / "run", recipe, data, checkpoints=CheckpointPolicy(final=False))
     assert trainer.fit().finished
@@ -88,8 +88,8 @@ def test_without_validation_text_nothing_is_measured(text: Path) -> None:
 
 
 def test_rows_of_new_classes_keep_their_initial_weights() -> None:
-    known, initial = {"head": torch.ones(2, 3), "same": torch.zeros(4)}, {"head": torch.full((4, 3), 7.0)}
-    grown = _grown(known, initial | {"same": torch.ones(4)})
+    trained, initial = {"head": torch.ones(2, 3), "same": torch.zeros(4)}, {"head": torch.full((4, 3), 7.0)}
+    grown = _grown(trained, initial | {"same": torch.ones(4)})
     assert torch.equal(grown["head"], torch.cat([torch.ones(2, 3), torch.full((2, 3), 7.0)]))
     assert torch.equal(grown["same"], torch.zeros(4))
 

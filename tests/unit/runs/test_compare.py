@@ -55,7 +55,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Folders:
     return Folders(first, second, unfinished)
 
 
-def test_only_what_differs_is_listed_by_path(folders: Folders) -> None:
+def test_differences_are_listed_by_path(folders: Folders) -> None:
     comparison = regard.compare(folders.first, folders.second)
     assert comparison.differences == {"model.decoder.depth": (1, 2), "decode.beam_size": (5, 3)}
     assert comparison.runs[0].parameters == regard.load(folders.first, "cpu").parameters
@@ -83,12 +83,12 @@ def test_the_table_names_every_run_and_fits_the_terminal(folders: Folders) -> No
     assert repr(regard.compare(folders.first, folders.second)).splitlines() == lines
 
 
-def test_runs_that_are_not_finished_are_compared_by_what_they_logged(folders: Folders) -> None:
+def test_unfinished_runs_are_compared_by_their_logs(folders: Folders) -> None:
     comparison = regard.compare(folders.first, folders.unfinished)
     assert comparison.runs[1].step == 10
     assert not comparison.runs[1].finished
     assert "not finished" in repr(comparison)
-    assert len({run.name for run in comparison.runs}) == 2  # folders of one name are told apart by their paths
+    assert len({run.name for run in comparison.runs}) == 2  # folders of the same name are distinguished by their paths
     (folders.unfinished / "log.jsonl").unlink()
     assert regard.compare(folders.first, folders.unfinished).runs[1].curves == {}
 
@@ -109,7 +109,7 @@ def test_plots_are_written(folders: Folders, tmp_path: Path, kind: str) -> None:
     assert {"png": b"PNG", "svg": b"<?xml", "html": b"<!doctype html>"}[kind] in begin
 
 
-def test_what_cannot_be_compared_is_one_sentence(folders: Folders, tmp_path: Path) -> None:
+def test_invalid_comparisons_are_refused_in_one_sentence(folders: Folders, tmp_path: Path) -> None:
     assert "at least two runs" in complaint("compare", folders.first)
     assert "is not a .png, .svg or .html file" in complaint(
         "compare", folders.first, folders.second, "--plot", tmp_path / "curves.txt"
@@ -120,7 +120,7 @@ def test_what_cannot_be_compared_is_one_sentence(folders: Folders, tmp_path: Pat
         regard.compare(folders.first, folders.second).plot(tmp_path / "curves")
 
 
-def test_differences_stop_where_the_form_differs() -> None:
+def test_values_of_different_structure_are_one_difference() -> None:
     records = [{"a": {"kind": "x", "n": 1}, "b": [1, 2]}, {"a": {"kind": "y", "m": 1}, "b": [1, 3]}]
     assert dict(differences(records)) == {"a": [records[0]["a"], records[1]["a"]], "b[1]": (2, 3)}
     assert list(differences([{"a": 1}, {"a": 1}])) == []

@@ -35,10 +35,10 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 @pytest.fixture
 def files(tmp_path: Path) -> dict[str, Path]:
-    found = {"text": TEXT, "tsv": "abcd\tefgh\nijkl\tmnop\n", "labelled": "good\tabcd\nbad\tefgh\n"}
-    for name, text in found.items():
+    contents = {"text": TEXT, "tsv": "abcd\tefgh\nijkl\tmnop\n", "labelled": "good\tabcd\nbad\tefgh\n"}
+    for name, text in contents.items():
         (tmp_path / name).write_text(text)
-    return {name: tmp_path / name for name in found}
+    return {name: tmp_path / name for name in contents}
 
 
 @pytest.fixture
@@ -74,12 +74,12 @@ def test_plain_is_refused_where_nothing_is_computed_with_the_model(runs: dict[st
     assert "--plain" in complaint("translate", runs["translator"], "--engine", "ctranslate2", "--plain")
     outputs = tmp_path / "outputs"
     outputs.write_text("abcd\n")
-    both = ("--against", outputs, "--tsv", tmp_path / "tsv")
+    options = ("--against", outputs, "--tsv", tmp_path / "tsv")
     (tmp_path / "tsv").write_text("abcd\tefgh\n")
-    assert "--plain" in complaint("evaluate", outputs, *both, "--plain")
+    assert "--plain" in complaint("evaluate", outputs, *options, "--plain")
 
 
-def test_workers_are_told_to_be_plain() -> None:
+def test_a_task_for_workers_keeps_the_plain_option() -> None:
     task = Task(["a"], Beam(), wishes=Constraints(), plain=True)
     assert Task.of(json.loads(json.dumps(task.record()))).plain
 
@@ -113,7 +113,7 @@ def test_plain_training_and_resuming_never_install_the_fast_form(
         installed.clear()
     assert losses[0] == pytest.approx(losses[1], rel=1e-4)
     assert programs == [Eager, Eager]
-    package.resume(tmp_path / "True", "cpu", plain=True)  # which is finished, and only loaded
+    package.resume(tmp_path / "True", "cpu", plain=True)  # a finished run is only loaded
     assert not installed
 
 

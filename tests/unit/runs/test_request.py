@@ -1,4 +1,4 @@
-"""Requests: options of a command become a recipe, and what is wrong with them is refused before text is read."""
+"""Requests: command options become a recipe request, and invalid options are refused before text is read."""
 
 from pathlib import Path
 from typing import Any
@@ -59,10 +59,10 @@ def test_options_override_a_recipe_file(tmp_path: Path) -> None:
     recipe.write_text('[model]\npreset = "transformer_small"\n[data]\ntrain = [{ kind = "tsv", path = "old.tsv" }]\n')
     request = request_from_options(recipe=recipe)
     assert request.data.train == (TSV("old.tsv"),)
-    other = request_from_options(recipe=recipe, tsv="new.tsv", preset="transformer_tiny", time=60.0)
-    assert other.data.train == (TSV("new.tsv"),)
-    assert other.model == {"preset": "transformer_tiny"}
-    assert other.train.time == 60.0
+    overridden = request_from_options(recipe=recipe, tsv="new.tsv", preset="transformer_tiny", time=60.0)
+    assert overridden.data.train == (TSV("new.tsv"),)
+    assert overridden.model == {"preset": "transformer_tiny"}
+    assert overridden.train.time == 60.0
 
 
 def test_a_request_survives_json(tmp_path: Path) -> None:
@@ -72,7 +72,7 @@ def test_a_request_survives_json(tmp_path: Path) -> None:
     assert RecipeRequest.of(request.record()) == request
 
 
-def test_an_edit_of_the_optimizer_is_one_of_adamw(tmp_path: Path) -> None:
+def test_edits_of_the_optimizer_apply_to_adamw_by_default(tmp_path: Path) -> None:
     text = tmp_path / "text.tsv"
     text.write_text("".join(f"a{n}\tb{n} c\n" for n in range(50)))
     assert request_from_options(tsv=text).train.optimizer is None

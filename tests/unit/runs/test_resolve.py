@@ -1,4 +1,4 @@
-"""Resolving a recipe: what a request leaves open is chosen from the data, and each choice is reported."""
+"""Resolving a recipe: missing settings are chosen from the data, and each choice is reported."""
 
 from pathlib import Path
 from types import SimpleNamespace
@@ -26,7 +26,7 @@ LABELLED = "".join(
 
 
 def resolved(tmp_path: Path, *changes: str) -> Recipe:
-    """The recipe that is planned for a small labelled text."""
+    """Return the recipe planned for a small labelled text."""
     text = tmp_path / "labels.tsv"
     text.write_text(LABELLED)
     request = request_from_options(labelled=text, changes=["train.steps=5", *changes])
@@ -68,7 +68,7 @@ def test_choices_are_reported_with_their_reasons(tmp_path: Path) -> None:
     assert request.data.batching is None
 
 
-def test_what_a_request_gives_is_kept(tmp_path: Path) -> None:
+def test_settings_of_the_request_are_kept(tmp_path: Path) -> None:
     changes = ["train.optimizer=adamw", "train.optimizer.learning_rate=0.02", "data.batching.tokens=500", "d_model=48"]
     recipe = resolved(tmp_path, *changes)
     assert recipe.train.optimizer is not None
@@ -89,7 +89,7 @@ def labelled(path: Path, *labels: str) -> Labelled:
 
 
 def parent_with(*labels: str) -> TrainedModel:
-    """A run as far as its labels matter."""
+    """Return a parent run that has only labels."""
     parent: Any = object.__new__(TrainedModel)
     parent.path = Path("runs/parent")
     parent.recipe = SimpleNamespace(data=SimpleNamespace(objective=Classification(labels)))
@@ -113,6 +113,9 @@ def test_fine_tuning_refuses_other_labels(tmp_path: Path) -> None:
 
 
 def test_one_tokenizer_for_both_sides_is_one_file(tmp_path: Path) -> None:
-    one, other = (BPE(260).learn([text * 40]) for text in ("ab cd ", "ef gh "))
-    assert tokenizer_files({"source": one, "target": one}) == {"tokenizer.json": one}
-    assert [*tokenizer_files({"source": one, "target": other})] == ["tokenizer.source.json", "tokenizer.target.json"]
+    joint, separate = (BPE(260).learn([text * 40]) for text in ("ab cd ", "ef gh "))
+    assert tokenizer_files({"source": joint, "target": joint}) == {"tokenizer.json": joint}
+    assert [*tokenizer_files({"source": joint, "target": separate})] == [
+        "tokenizer.source.json",
+        "tokenizer.target.json",
+    ]

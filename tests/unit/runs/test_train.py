@@ -51,14 +51,16 @@ def test_training_that_is_refused_removes_nothing(tmp_path: Path, lock: str) -> 
     text.write_text("a\tb\n")
     folder.mkdir()
     request = request_from_record({"data": {"train": [{"kind": "tsv", "path": str(text)}]}})
-    names = {".lock": lock, ".saving": "precious", ".photos-making": "precious", "thesis.tex": "precious"}
-    for name, content in names.items():
+    expected = {".lock": lock, ".saving": "precious", ".photos-making": "precious", "thesis.tex": "precious"}
+    for name, content in expected.items():
         (folder / name).write_text(content)
     for _ in range(2):
         with pytest.raises(DataError, match=r"exists; .*choose another folder"):
             start_run(request, folder)
-        left = {path.name: path.read_text() for path in folder.iterdir() if path.name != "request.json"}
-        assert left == names or (not lock and left == {name: names[name] for name in names if name != ".lock"})
+        contents = {path.name: path.read_text() for path in folder.iterdir() if path.name != "request.json"}
+        assert contents == expected or (
+            not lock and contents == {name: expected[name] for name in expected if name != ".lock"}
+        )
         (folder / "request.json").write_text("{}")  # now it looks like a run
 
 

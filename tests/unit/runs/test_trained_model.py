@@ -1,4 +1,4 @@
-"""`TrainedModel` and its twins at top level: the options, what they return, and what they refuse."""
+"""`TrainedModel` and the top-level functions: options, results and errors."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -52,7 +52,7 @@ def test_repr_is_one_screen_of_facts(runs: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("name", ["translator", "stream", "lines", "classifier"])
-def test_command_names_what_uses_the_model(runs: dict[str, Any], name: str) -> None:
+def test_command_matches_the_task(runs: dict[str, Any], name: str) -> None:
     expected = {"translator": "translate", "classifier": "classify"}.get(name, "generate")
     assert runs[name].command == expected
 
@@ -66,11 +66,11 @@ def test_translate_by_folder_by_model_and_by_method_agree(folders: dict[str, Pat
 
 
 def test_n_best_returns_a_list_of_each_text(runs: dict[str, Any]) -> None:
-    one = runs["translator"].translate("abcd", n_best=3, max_len=5)
-    assert len(one) == 3
-    assert runs["translator"].translate(["abcd"], n_best=3, max_len=5) == [one]
+    translations = runs["translator"].translate("abcd", n_best=3, max_len=5)
+    assert len(translations) == 3
+    assert runs["translator"].translate(["abcd"], n_best=3, max_len=5) == [translations]
     outputs = runs["translator"].translations("abcd", n_best=3, max_len=5)
-    assert [output.text for output in outputs] == one
+    assert [output.text for output in outputs] == translations
 
 
 def test_keywords_and_objects_choose_the_same_search(runs: dict[str, Any]) -> None:
@@ -156,7 +156,7 @@ def test_the_model_returns_logits_of_a_batch(runs: dict[str, Any]) -> None:
     assert run.model(batch).shape == (*batch.target.shape, run.tokenizer.size)
 
 
-def test_wrong_uses_are_one_sentence(folders: dict[str, Path], runs: dict[str, Any]) -> None:
+def test_invalid_calls_are_refused_in_one_sentence(folders: dict[str, Path], runs: dict[str, Any]) -> None:
     with pytest.raises(DataError, match=r"regard translate, not generate"):
         regard.generate(runs["translator"], "abcd")
     with pytest.raises(DataError, match=r"regard generate, not translate"):

@@ -1,6 +1,6 @@
-"""Workers that translate: outputs in order and as soon as they are there, failures in one sentence.
+"""Workers that translate: outputs in order and as soon as they are available, failures in one sentence.
 
-The workers here turn lines to upper case.
+The workers in these tests convert lines to upper case.
 """
 
 import json
@@ -20,8 +20,8 @@ from regard.inference.text import Constraints
 from regard.processes import ProcessPool
 from regard.runs.workers import Task, WorkerError, Workers
 
-# Answers as a worker does, without a model. It does not survive "die" and "nonsense", and fails at "no".
-SHOUTER = """
+# Works like a worker, without a model. The lines "die" and "nonsense" end it, and "no" is an error.
+UPPERCASE_WORKER = """
 import json, os, sys, time
 for job in map(json.loads, sys.stdin):
     task, first, lines = job["args"]
@@ -38,8 +38,8 @@ for job in map(json.loads, sys.stdin):
 
 
 @pytest.fixture(autouse=True)
-def shouters(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ProcessPool, "command", (sys.executable, "-S", "-c", SHOUTER))
+def uppercase_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ProcessPool, "command", (sys.executable, "-S", "-c", UPPERCASE_WORKER))
 
 
 def workers(count: int = 3, batch_size: int = 2) -> Workers:
@@ -50,8 +50,8 @@ def processes(several: Workers) -> list[subprocess.Popen[str]]:
     return [worker.process for worker in several.pool.workers if worker.process is not None]
 
 
-def drain(several: Workers, lines: Iterable[str], seen: list[str]) -> None:
-    seen.extend(best[0].text for best in several.translate(lines))
+def drain(several: Workers, lines: Iterable[str], texts: list[str]) -> None:
+    texts.extend(best[0].text for best in several.translate(lines))
 
 
 def test_lines_come_back_in_order() -> None:
@@ -67,42 +67,42 @@ def test_lines_come_back_in_order() -> None:
 
 
 def test_a_line_does_not_wait_for_the_next() -> None:
-    more = threading.Event()
+    first_translated = threading.Event()
 
     def lines() -> Iterator[str]:
         yield "first"
-        assert more.wait(20)
+        assert first_translated.wait(20)
         yield "second"
 
     with workers() as several:
-        found = several.translate(lines())
-        assert next(found)[0].text == "FIRST"
-        more.set()
-        assert next(found)[0].text == "SECOND"
-        assert next(found, None) is None
+        outputs = several.translate(lines())
+        assert next(outputs)[0].text == "FIRST"
+        first_translated.set()
+        assert next(outputs)[0].text == "SECOND"
+        assert next(outputs, None) is None
 
 
 def test_no_lines() -> None:
-    seen: list[str] = []
+    texts: list[str] = []
     with workers() as several:
-        drain(several, [], seen)
-    assert seen == []
+        drain(several, [], texts)
+    assert texts == []
 
 
 def test_much_input_is_not_read_far_ahead() -> None:
-    read = 0
+    lines_read = 0
 
     def lines() -> Iterator[str]:
-        nonlocal read
+        nonlocal lines_read
         for i in range(10_000):
-            read += 1
+            lines_read += 1
             yield str(i)
 
     with workers(count=1, batch_size=1) as several:
-        found = several.translate(lines())
-        next(found)
+        outputs = several.translate(lines())
+        next(outputs)
         time.sleep(0.2)
-        assert read <= 130
+        assert lines_read <= 130
 
 
 @pytest.mark.parametrize(
@@ -114,14 +114,14 @@ def test_much_input_is_not_read_far_ahead() -> None:
     ],
 )
 def test_a_worker_that_fails_is_one_sentence(word: str, sentence: str) -> None:
-    seen: list[str] = []
+    texts: list[str] = []
     lines = [*(f"line {i}" for i in range(30)), word, *("more" for _ in range(50))]
     with workers() as several:
         with pytest.raises(WorkerError, match=sentence):
-            drain(several, lines, seen)
+            drain(several, lines, texts)
         running = processes(several)
-    assert seen == [f"LINE {i}" for i in range(len(seen))]
-    assert len(seen) <= 30
+    assert texts == [f"LINE {i}" for i in range(len(texts))]
+    assert len(texts) <= 30
     assert all(process.returncode is not None for process in running)
 
 
@@ -139,10 +139,10 @@ def test_an_error_of_the_input_is_raised_after_the_lines_before_it() -> None:
         yield from ("one", "two")
         raise DataError("line 3 is bad")
 
-    seen: list[str] = []
+    texts: list[str] = []
     with workers() as several, pytest.raises(DataError, match=r"^line 3 is bad$"):
-        drain(several, lines(), seen)
-    assert seen == ["ONE", "TWO"]
+        drain(several, lines(), texts)
+    assert texts == ["ONE", "TWO"]
 
 
 def test_leaving_the_block_ends_all_workers() -> None:

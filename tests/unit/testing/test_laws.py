@@ -1,4 +1,4 @@
-"""The laws find planted faults, and one verdict is recorded for each."""
+"""The laws find faults in parts written for these tests, and give one verdict per law."""
 
 from dataclasses import dataclass, replace
 
@@ -20,7 +20,7 @@ from regard.testing.laws import LawBroken, Subject, close
 
 
 class FutureModule(Branch):
-    """Reads the next token."""
+    """Returns the hidden states of the next tokens."""
 
     def forward(self, x: Tensor, ctx: Context, state: object = None) -> Tensor:
         return x.roll(-1, 1)
@@ -57,21 +57,21 @@ def test_a_parameter_without_a_gradient_is_named() -> None:
     assert all("no gradient reaches" in verdict.detail and "spare" in verdict.detail for verdict in report.broken)
 
 
-def test_a_bent_law_has_its_reason() -> None:
+def test_the_verdict_on_a_bent_law_has_the_reason() -> None:
     report = check(Unused, ["parameters"], {"parameters": "a spare parameter"})
     assert not report.broken
     assert {verdict.outcome for verdict in report.verdicts} == {"bent"}
     assert all(verdict.detail.startswith("a spare parameter (") for verdict in report.verdicts)
 
 
-def test_a_refusal_is_one_verdict_for_each_law() -> None:
+def test_a_model_that_cannot_be_built_has_one_verdict_per_law() -> None:
     block = Block((Recurrence(bidirectional=True), FeedForward(24)))
     backwards = replace(tiny.decoder_only(), decoder=Plain((block,), 1))
     verdicts = examine("backwards", backwards, ["padding", "batch"])
     assert [(verdict.law, verdict.outcome) for verdict in verdicts] == [("padding", "refused"), ("batch", "refused")]
 
 
-def test_an_unknown_law_has_a_neighbour() -> None:
+def test_the_error_for_an_unknown_law_suggests_a_name() -> None:
     with pytest.raises(SpecError, match="causality"):
         examine("model", tiny.decoder_only(), ["causalty"])
 
@@ -99,7 +99,7 @@ def test_a_model_is_shared_until_a_law_changes_it() -> None:
         (torch.tensor([0.0, 0.5]), r"^outputs: differs by 0\.5$"),
     ],
 )
-def test_a_difference_is_reported(other: Tensor, message: str) -> None:
+def test_close_reports_the_difference(other: Tensor, message: str) -> None:
     close(torch.zeros(2), torch.zeros(2), "outputs")
     with pytest.raises(LawBroken, match=message):
         close(torch.zeros(2), other, "outputs")

@@ -28,7 +28,7 @@ def test_models_around_a_part_contain_it(part: Spec) -> None:
     assert all(part in walk(model) for model in models.values())
 
 
-def test_a_part_without_a_slot_is_refused() -> None:
+def test_a_part_that_fits_no_model_is_refused() -> None:
     with pytest.raises(SpecError, match="Spec fits no slot"):
         tiny.around(Spec())
 
@@ -51,7 +51,7 @@ def test_examples_are_determined_by_their_seed() -> None:
     assert tiny.examples(spec, 4) != tiny.examples(spec, 4, seed=1)
 
 
-def test_order_must_matter_with_positions_and_may_with_patterns() -> None:
+def test_order_matters_if_and_only_if_there_are_positions() -> None:
     positioned = tiny.streams(tiny.decoder_only())["target"]
     assert tiny.order(positioned, causal=True)[0] == "sinusoidal"
     bare = replace(tiny.decoder_only(), input=replace(tiny.decoder_only().input, position=None))  # type: ignore[reportCallIssue]

@@ -1,4 +1,4 @@
-"""Gradient accumulation against one large batch, for every variant: which are equal, and which are not."""
+"""Gradient accumulation against one large batch, for every variant."""
 
 from dataclasses import replace
 
@@ -14,12 +14,12 @@ from regard.tree import swap
 from regard.variants import VARIANTS, apply
 
 PAIRS = [([5, 6, 7, 8, 9], [8, 9]), ([4, 5], [6, 7, 8, 9, 10, 11]), ([9, 8, 7], [5, 5]), ([6], [7, 4, 4, 12])]
-# Their auxiliary losses are means over the tokens of a batch: how far the gradient is from that of the large batch.
+# Variants whose auxiliary losses are means over the tokens of a batch, so that their gradients differ.
 UNEQUAL = {"mixture_of_experts", "switch", "universal_act"}
 
 
 def gradient(model: torch.nn.Module, batches: list[Batch]) -> dict[str, torch.Tensor]:
-    """As training computes it (`training.program.Update`): the mean loss over all labels, auxiliary losses by share."""
+    """As in `training.executor.Update`: the mean loss over all labels, auxiliary losses weighted by labels."""
     model.zero_grad()
     losses = [model.loss(batch) for batch in batches]  # type: ignore[reportCallIssue]
     labels = sum(loss.tokens for loss in losses)
@@ -29,21 +29,21 @@ def gradient(model: torch.nn.Module, batches: list[Batch]) -> dict[str, torch.Te
 
 
 @pytest.mark.parametrize("name", VARIANTS)
-def test_accumulation_equals_the_large_batch_but_where_a_loss_is_a_mean_of_the_batch(name: str) -> None:
+def test_accumulation_equals_the_large_batch_except_for_auxiliary_losses(name: str) -> None:
     base = replace(tiny.narang(depth=2 if name in UNEQUAL else 1, d_model=48, heads=12), dropout=0.0)
     try:
         spec = apply(name, base)
     except SpecError:
         pytest.skip("does not apply to this base")
-    # Nothing is left to chance: neither noise in the router nor whether a second expert is used.
+    # No random numbers, neither for noise in the router nor for the use of a second expert.
     spec = swap(spec, Switch, lambda branch: replace(branch, jitter=0.0))
     spec = swap(spec, MixtureOfExperts, lambda branch: replace(branch, threshold=0.0))
     model = build(spec, seed=3).double().train()
-    whole = gradient(model, [translation(PAIRS)])
-    apart = gradient(model, [translation(PAIRS[:1]), translation(PAIRS[1:])])
-    largest = max(float(one.abs().max()) for one in whole.values())
-    difference = max(float((whole[key] - apart[key]).abs().max()) for key in whole) / largest
+    large = gradient(model, [translation(PAIRS)])
+    accumulated = gradient(model, [translation(PAIRS[:1]), translation(PAIRS[1:])])
+    largest = max(float(tensor.abs().max()) for tensor in large.values())
+    difference = max(float((large[key] - accumulated[key]).abs().max()) for key in large) / largest
     if name in UNEQUAL:
-        assert difference > 1e-7, "equal after all: take it off the list, and the exception out of the documentation"
+        assert difference > 1e-7, "equal after all: remove the variant from UNEQUAL and from the documentation"
     else:
         assert difference < 1e-10

@@ -1,4 +1,4 @@
-"""Time budgets: steps that fit, validations that take their share, clocks over several sessions."""
+"""Time budgets: the number of steps, the share of validation, and several sessions."""
 
 import pytest
 
@@ -18,12 +18,12 @@ class Clock:
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    found = Clock()
-    monkeypatch.setattr(budget.time, "monotonic", found.monotonic)
-    return found
+    fake = Clock()
+    monkeypatch.setattr(budget.time, "monotonic", fake.monotonic)
+    return fake
 
 
-def test_without_a_budget_the_plan_decides(clock: Clock) -> None:
+def test_without_a_budget_the_planned_steps_are_kept(clock: Clock) -> None:
     free = Budget(None)
     clock.now += 1e6
     assert free.steps(5, 100) == 100
@@ -54,7 +54,7 @@ def test_earlier_sessions_count(clock: Clock) -> None:
     assert limited.elapsed == pytest.approx(101.0)
 
 
-def test_the_end_is_paid_for(clock: Clock) -> None:
+def test_time_for_final_validation_and_saving_is_reserved(clock: Clock) -> None:
     """The last weights are validated and saved after the last step."""
     limited = Budget(100.0)
     limited.note_validation(5.0)
@@ -67,7 +67,7 @@ def test_the_end_is_paid_for(clock: Clock) -> None:
     assert limited.steps(30, 77) == 30
 
 
-def test_recent_steps_are_the_estimate(clock: Clock) -> None:
+def test_estimate_uses_recent_steps(clock: Clock) -> None:
     limited = Budget(1000.0)
     for _ in range(200):
         limited.add(1, 10.0)
@@ -98,7 +98,7 @@ def test_first_validation_comes_after_a_tenth(clock: Clock) -> None:
     assert limited.due()
 
 
-def test_no_validation_shortly_before_the_last(clock: Clock) -> None:
+def test_no_validation_is_due_shortly_before_the_last(clock: Clock) -> None:
     limited = Budget(100.0)
     limited.note_validation(1.0)
     clock.now += 96

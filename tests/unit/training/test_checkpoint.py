@@ -1,4 +1,4 @@
-"""The run folder: what is saved comes back, what is half written does not exist, what is damaged is refused."""
+"""The folder of a training run: checkpoints round-trip, and unfinished or damaged ones are not used."""
 
 import errno
 import json
@@ -70,7 +70,7 @@ def intact(folder: RunFolder, step: int) -> bool:
     return checkpoint.step == step and same(weights, weights_of(step)) and same(trainer, trainer_of(step))
 
 
-def test_a_checkpoint_comes_back(tmp_path: Path) -> None:
+def test_checkpoint_round_trips(tmp_path: Path) -> None:
     folder = saved(tmp_path, 10)
     checkpoint = folder.latest()
     assert checkpoint is not None
@@ -103,30 +103,31 @@ def test_the_json_is_written_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     order: list[str] = []
     rename, sync = Path.rename, module.sync
 
-    def noted(self: Path, to: Path) -> Path:
+    def recording_rename(self: Path, to: Path) -> Path:
         order.append(to.name)
         return rename(self, to)
 
-    def synced(path: Path) -> None:
+    def recording_sync(path: Path) -> None:
         order.append(f"sync {path.name}")
         sync(path)
 
-    monkeypatch.setattr(Path, "rename", noted)
-    monkeypatch.setattr(module, "sync", synced)
+    monkeypatch.setattr(Path, "rename", recording_rename)
+    monkeypatch.setattr(module, "sync", recording_sync)
     saved(tmp_path, 3)
-    here = f"sync {tmp_path.name}"
+    folder_sync = f"sync {tmp_path.name}"
     assert order == [
         *("sync weights", "sync trainer"),
-        *("weights-00000003.safetensors", "trainer-00000003.safetensors", here, "trainer-00000003.json", here),
+        *("weights-00000003.safetensors", "trainer-00000003.safetensors"),
+        *(folder_sync, "trainer-00000003.json", folder_sync),
     ]
 
 
 @pytest.mark.parametrize(
     "at", ["weights-00000020.safetensors", "trainer-00000020.safetensors", "trainer-00000020.json"]
 )
-def test_a_save_that_is_killed_leaves_the_one_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at: str) -> None:
+def test_killed_save_leaves_the_previous_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at: str) -> None:
     class KilledError(BaseException):
-        """As if the process had ended."""
+        """Simulates a killed process."""
 
     folder = saved(tmp_path, 10)
     rename = Path.rename
@@ -146,7 +147,7 @@ def test_a_save_that_is_killed_leaves_the_one_before(tmp_path: Path, monkeypatch
 
 
 @pytest.mark.parametrize(("umask", "mode"), [(0o022, 0o644), (0o077, 0o600), (0o002, 0o664)])
-def test_the_umask_holds(tmp_path: Path, umask: int, mode: int) -> None:
+def test_files_respect_the_umask(tmp_path: Path, umask: int, mode: int) -> None:
     before = os.umask(umask)
     try:
         folder = saved(tmp_path, 10)
@@ -174,7 +175,7 @@ def test_steps_of_nine_digits_are_later(tmp_path: Path) -> None:
 
 
 def test_final_weights_are_the_same_bytes_each_time(tmp_path: Path) -> None:
-    """The library writes notes in another order each time."""
+    """The safetensors library writes metadata in another order each time."""
     folder, about = RunFolder(tmp_path), {name: name for name in ("steps", "scores", "sha256", "a", "b", "c")}
     digests = set()
     for names in [list(about), list(reversed(about))] * 5:
@@ -184,7 +185,7 @@ def test_final_weights_are_the_same_bytes_each_time(tmp_path: Path) -> None:
 
 
 def test_nothing_is_written_through_a_link(tmp_path: Path) -> None:
-    """Whatever lies in wait in the folder under a name that was once used for what is half-made."""
+    """Links in the folder with the names of files, also of temporary files of earlier versions, are not followed."""
     outside, run = tmp_path / "outside", tmp_path / "run"
     outside.mkdir()
     run.mkdir()
@@ -206,7 +207,7 @@ def test_nothing_is_written_through_a_link(tmp_path: Path) -> None:
 
 
 def append_to(path: Path) -> None:
-    log = object.__new__(Log)  # as one that was opened before the link was put there
+    log = object.__new__(Log)  # like a log that was opened before the link was created
     log.path = path
     log.note({"event": "step", "step": 1})
 
@@ -223,7 +224,7 @@ def test_old_checkpoints_are_pruned(tmp_path: Path) -> None:
     assert intact(folder, 40)
 
 
-def test_what_a_killed_save_left_is_pruned(tmp_path: Path) -> None:
+def test_remains_of_a_killed_save_are_pruned(tmp_path: Path) -> None:
     folder = saved(tmp_path, 10, 20)
     folder.trainer(20, "json").unlink()
     saved(tmp_path, 15)
@@ -236,7 +237,7 @@ def test_what_a_killed_save_left_is_pruned(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["weights-00000010.safetensors", "trainer-00000010.safetensors"])
 @pytest.mark.parametrize("place", [0, 9, -1])
-def test_a_flipped_bit_is_found(tmp_path: Path, name: str, place: int) -> None:
+def test_flipped_bit_is_detected(tmp_path: Path, name: str, place: int) -> None:
     folder = saved(tmp_path, 10)
     data = bytearray((tmp_path / name).read_bytes())
     data[place] ^= 1
@@ -248,7 +249,7 @@ def test_a_flipped_bit_is_found(tmp_path: Path, name: str, place: int) -> None:
 
 
 @pytest.mark.parametrize("name", ["weights-00000010.safetensors", "trainer-00000010.safetensors"])
-def test_a_missing_file_is_found(tmp_path: Path, name: str) -> None:
+def test_missing_file_is_detected(tmp_path: Path, name: str) -> None:
     folder = saved(tmp_path, 10)
     (tmp_path / name).unlink()
     checkpoint = folder.latest()
@@ -264,7 +265,7 @@ WRONG = ['{"step": 11, "sha256": {"weights": "", "trainer": ""}}', '{"step": 10,
 @pytest.mark.parametrize(
     "text", ["", "{", "[]", "null", "{}", '{"step": 10}', "\xff", *DEEP, *WRONG], ids=lambda text: text[:30]
 )
-def test_a_damaged_json_is_found(tmp_path: Path, text: str) -> None:
+def test_damaged_json_is_detected(tmp_path: Path, text: str) -> None:
     folder = saved(tmp_path, 10)
     folder.trainer(10, "json").write_bytes(text.encode("latin-1"))
     with pytest.raises(DataError, match=r"trainer-00000010\.json"):
@@ -280,7 +281,7 @@ def test_a_newer_format_is_refused(tmp_path: Path) -> None:
     assert str(tmp_path) in newer(tmp_path, 7)
 
 
-def test_final_weights_carry_their_notes(tmp_path: Path) -> None:
+def test_final_weights_have_metadata(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path)
     folder.save_final(weights_of(1), {"steps": "[1]", "sha256": "x"})
     assert folder.final.name == "weights-final.safetensors"
@@ -292,7 +293,7 @@ def test_final_weights_carry_their_notes(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", [b"", b"nothing", b"\xff" * 100])
-def test_what_is_no_tensors_file_is_refused(tmp_path: Path, content: bytes) -> None:
+def test_invalid_tensor_file_is_refused(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "weights"
     path.write_bytes(content)
     for reader in (read_tensors, read_about):
@@ -315,7 +316,7 @@ def test_what_is_no_tensors_file_is_refused(tmp_path: Path, content: bytes) -> N
     ],
 )
 @pytest.mark.parametrize("which", [1, 2])
-def test_a_full_disk_leaves_the_one_before(
+def test_full_disk_leaves_the_previous_checkpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception, which: int
 ) -> None:
     folder = saved(tmp_path, 10)
@@ -343,8 +344,8 @@ def test_a_full_disk_leaves_the_one_before(
     assert issubclass(SaveError, RegardError)
 
 
-def test_a_disk_that_fills_up_leaves_the_one_before(tmp_path: Path) -> None:
-    """In a process whose files may not grow beyond 20 kB, which the system enforces."""
+def test_disk_that_fills_up_leaves_the_previous_checkpoint(tmp_path: Path) -> None:
+    """In a process whose files may not exceed 20 kB."""
     folder = saved(tmp_path, 10)
     code = """
         import resource, sys, torch
@@ -369,7 +370,7 @@ def test_a_disk_that_fills_up_leaves_the_one_before(tmp_path: Path) -> None:
     assert not list(tmp_path.glob(".*"))
 
 
-def test_a_folder_that_is_gone_is_one_sentence(tmp_path: Path) -> None:
+def test_missing_folder_is_reported_in_one_sentence(tmp_path: Path) -> None:
     with pytest.raises(SaveError, match="cannot save to"):
         saved(tmp_path / "nowhere", 10)
     with pytest.raises(SaveError, match="cannot write"):
@@ -388,22 +389,22 @@ def test_json_is_written_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest
     with pytest.raises(SaveError, match="No space left on device"):
         write_json(path, {"a": "other"})
     assert read_json(path)["a"] == "\u00e9"
-    assert [found.name for found in tmp_path.iterdir()] == ["recipe.json"]
+    assert [file.name for file in tmp_path.iterdir()] == ["recipe.json"]
 
 
 # -- digests and means
 
 
-def test_a_digest_is_of_names_types_shapes_and_values(tmp_path: Path) -> None:
+def test_digest_depends_on_names_types_shapes_and_values(tmp_path: Path) -> None:
     base = {"a": torch.arange(6, dtype=torch.float32).reshape(2, 3), "b": torch.zeros(2, dtype=torch.float32)}
-    one = weights_digest(base)
-    assert weights_digest(dict(reversed(base.items()))) == one
-    assert weights_digest({name: tensor.clone() for name, tensor in base.items()}) == one
-    assert weights_digest(base | {"a": base["a"].T.contiguous().T}) == one  # however it lies in memory
+    digest = weights_digest(base)
+    assert weights_digest(dict(reversed(base.items()))) == digest
+    assert weights_digest({name: tensor.clone() for name, tensor in base.items()}) == digest
+    assert weights_digest(base | {"a": base["a"].T.contiguous().T}) == digest  # however it lies in memory
     write_tensors(tmp_path / "x", base, {"other": "notes"})
     write_tensors(tmp_path / "y", dict(reversed(base.items())))
     assert file_digest(tmp_path / "x") != file_digest(tmp_path / "y")
-    assert weights_digest(read_tensors(tmp_path / "x")) == weights_digest(read_tensors(tmp_path / "y")) == one
+    assert weights_digest(read_tensors(tmp_path / "x")) == weights_digest(read_tensors(tmp_path / "y")) == digest
     changed = base["a"].clone()
     changed[1, 2] += 1e-6
     others = [
@@ -416,30 +417,30 @@ def test_a_digest_is_of_names_types_shapes_and_values(tmp_path: Path) -> None:
         {"a": base["a"]},
     ]
     digests = [weights_digest(other) for other in others]
-    assert len({one, *digests}) == 1 + len(others)
+    assert len({digest, *digests}) == 1 + len(others)
 
 
 def test_a_mean_is_taken_in_float64() -> None:
     values = [1.0, 1e-8, 1e-8, 1e-8]  # float32 would lose the small ones
-    found = mean({"a": torch.tensor([value], dtype=torch.float32)} for value in values)
-    assert found["a"].dtype == torch.float32
-    assert torch.equal(found["a"], torch.tensor([sum(values) / 4], dtype=torch.float64).float())
+    average = mean({"a": torch.tensor([value], dtype=torch.float32)} for value in values)
+    assert average["a"].dtype == torch.float32
+    assert torch.equal(average["a"], torch.tensor([sum(values) / 4], dtype=torch.float64).float())
     large = [2.0**24, 1.0, 1.0]  # summed in float32, the ones vanish
     assert float(mean({"a": torch.tensor(value, dtype=torch.float32)} for value in large)["a"]) == float(
         torch.tensor(sum(large) / 3, dtype=torch.float64).float()
     )
 
 
-def test_a_mean_of_one_is_itself() -> None:
+def test_mean_of_one_checkpoint_is_that_checkpoint() -> None:
     weights = weights_of(3)
     assert same(mean([weights]), weights)
 
 
-def test_a_mean_leaves_what_it_is_of() -> None:
+def test_mean_does_not_change_its_inputs() -> None:
     weights = [weights_of(3), weights_of(4)]
-    found = mean(weights)
+    average = mean(weights)
     assert same(weights[0], weights_of(3))
-    torch.testing.assert_close(found["a"], (weights_of(3)["a"] + weights_of(4)["a"]) / 2, rtol=1e-15, atol=0)
+    torch.testing.assert_close(average["a"], (weights_of(3)["a"] + weights_of(4)["a"]) / 2, rtol=1e-15, atol=0)
 
 
 @pytest.mark.parametrize(

@@ -70,9 +70,9 @@ def test_a_terminal_shows_a_live_line_and_removes_it() -> None:
     assert view.live is not None
     view.note(STEP | {"memory_gb": 1.26})
     view.live.refresh()
-    shown = file.getvalue()
-    assert "50/200" in shown
-    assert "loss 2.346  12,346 tokens/s  1.3 GB" in shown
+    output = file.getvalue()
+    assert "50/200" in output
+    assert "loss 2.346  12,346 tokens/s  1.3 GB" in output
     view.note(VALID)
     view.note(END)
     assert view.live is None

@@ -26,8 +26,8 @@ from regard.training.degenerate import warnings
     ],
 )
 def test_many_degenerate_outputs_are_one_sentence(repeating: float, unfinished: float, expected: str | None) -> None:
-    found = warnings({"loss": 1.0, "repeating": repeating, "unfinished": unfinished})
-    assert found == ([] if expected is None else [f"the model {expected} train longer (--time) or on more text"])
+    messages = warnings({"loss": 1.0, "repeating": repeating, "unfinished": unfinished})
+    assert messages == ([] if expected is None else [f"the model {expected} train longer (--time) or on more text"])
 
 
 def test_no_warning_without_decoded_outputs() -> None:

@@ -1,4 +1,4 @@
-"""What counts as an improvement, and when training stops without one."""
+"""Early stopping: improvements, and when training stops without an improvement."""
 
 import math
 
@@ -15,7 +15,7 @@ def metrics(bleu: float, loss: float) -> Metrics:
 
 
 @pytest.mark.parametrize(
-    ("reached", "found", "better"),
+    ("reached", "current", "better"),
     [
         ({}, metrics(0, 5), {"bleu", "loss", ERROR}),
         (metrics(0, 5), metrics(0, 4), {"loss"}),
@@ -25,8 +25,8 @@ def metrics(bleu: float, loss: float) -> Metrics:
         (metrics(3, 5), metrics(2, 6), set()),
     ],
 )
-def test_progress_is_a_better_score_or_a_lower_loss(reached: Metrics, found: Metrics, better: set[str]) -> None:
-    assert set(improvements(reached, found, BLEU)) == better
+def test_progress_is_a_better_score_or_a_lower_loss(reached: Metrics, current: Metrics, better: set[str]) -> None:
+    assert set(improvements(reached, current, BLEU)) == better
 
 
 @pytest.mark.parametrize(

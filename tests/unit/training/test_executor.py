@@ -46,11 +46,11 @@ def model(dropout: float = 0.0) -> Model:
     return build(preset("transformer_small", **SMALL, dropout=dropout), seed=3).double().train()
 
 
-def update(made: Model, ema: bool = False, most: float = 1.0) -> Update:
-    optimizer = AdamW(learning_rate=0.01).build(made)
-    averages = {name: p.detach().clone() for name, p in made.named_parameters()} if ema else None
+def update(network: Model, ema: bool = False, most: float = 1.0) -> Update:
+    optimizer = AdamW(learning_rate=0.01).build(network)
+    averages = {name: p.detach().clone() for name, p in network.named_parameters()} if ema else None
     scaler = torch.amp.GradScaler("cpu", enabled=False)
-    return Update(made, made.loss, optimizer, most, CPU, None, scaler, averages)
+    return Update(network, network.loss, optimizer, most, CPU, None, scaler, averages)
 
 
 def weights(of: Model) -> Tensor:
@@ -76,41 +76,41 @@ class Events(list[dict[str, Any]]):
 
 
 def test_a_step_follows_the_mean_loss_of_all_labels() -> None:
-    mine, theirs = model(), model()
-    done = Eager(update(mine, most=0.5)).run([FIRST, ODD], scalars(FIRST, ODD), 1)
-    optimizer = AdamW(learning_rate=0.01).build(theirs)
-    losses = [theirs.loss(batch) for batch in (FIRST, ODD)]
+    tested, reference = model(), model()
+    result = Eager(update(tested, most=0.5)).run([FIRST, ODD], scalars(FIRST, ODD), 1)
+    optimizer = AdamW(learning_rate=0.01).build(reference)
+    losses = [reference.loss(batch) for batch in (FIRST, ODD)]
     (sum(loss.total for loss in losses) / (5 + 4)).backward()  # type: ignore[reportAttributeAccessIssue]
-    norm = clip(theirs.parameters(), 0.5)
+    norm = clip(reference.parameters(), 0.5)
     optimizer.step()
-    torch.testing.assert_close(weights(mine), weights(theirs), rtol=1e-12, atol=1e-14)
-    assert done.loss.item() == pytest.approx(sum(loss.total.item() for loss in losses))
-    assert done.nll.item() == pytest.approx(sum(loss.nll.item() for loss in losses))
-    assert done.norm.item() == pytest.approx(norm.item())
-    assert all(p.grad is None for p in mine.parameters())
+    torch.testing.assert_close(weights(tested), weights(reference), rtol=1e-12, atol=1e-14)
+    assert result.loss.item() == pytest.approx(sum(loss.total.item() for loss in losses))
+    assert result.nll.item() == pytest.approx(sum(loss.nll.item() for loss in losses))
+    assert result.norm.item() == pytest.approx(norm.item())
+    assert all(p.grad is None for p in tested.parameters())
 
 
-def test_the_moving_average_keeps_what_it_is_events_to() -> None:
-    made = model()
-    step = update(made, ema=True)
-    before = weights(made).clone()
+def test_moving_average_uses_the_given_decay() -> None:
+    network = model()
+    step = update(network, ema=True)
+    before = weights(network).clone()
     Eager(step).run([FIRST], scalars(FIRST, decay=0.75), 1)
     assert step.ema is not None
-    average = torch.cat([step.ema[name].flatten() for name, _ in made.named_parameters()])
-    torch.testing.assert_close(average, 0.75 * before + 0.25 * weights(made))
+    average = torch.cat([step.ema[name].flatten() for name, _ in network.named_parameters()])
+    torch.testing.assert_close(average, 0.75 * before + 0.25 * weights(network))
 
 
 def test_the_seed_determines_the_random_numbers_of_a_step() -> None:
-    one, two, other = (model(dropout=0.5) for _ in range(3))
-    for made, seed in ((one, 7), (two, 7), (other, 8)):
+    first, second, other = (model(dropout=0.5) for _ in range(3))
+    for network, seed in ((first, 7), (second, 7), (other, 8)):
         torch.rand(3)
-        Eager(update(made)).run([FIRST], scalars(FIRST), seed)
-    assert torch.equal(weights(one), weights(two))
-    assert not torch.equal(weights(one), weights(other))
+        Eager(update(network)).run([FIRST], scalars(FIRST), seed)
+    assert torch.equal(weights(first), weights(second))
+    assert not torch.equal(weights(first), weights(other))
 
 
 def failing(after: int) -> Callable[..., Any]:
-    """A torch.compile whose function fails at a call, half-way through: gradients are there already."""
+    """A fake torch.compile, whose compiled loss fails after `after` calls, when gradients have been computed."""
 
     def compile_(loss: Callable[[Batch], Any], **_: Any) -> Callable[[Batch], Any]:
         calls = 0
@@ -130,12 +130,12 @@ def failing(after: int) -> Callable[..., Any]:
 
 def test_a_failed_compilation_is_reported_and_the_step_runs_eagerly(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "compile", failing(after=1))
-    mine, theirs, events = model(dropout=0.2), model(dropout=0.2), Events()
-    compiled, eager = Compiled(update(mine), True, events), Eager(update(theirs))
+    tested, reference, events = model(dropout=0.2), model(dropout=0.2), Events()
+    compiled, eager = Compiled(update(tested), True, events), Eager(update(reference))
     for seed, batch in enumerate([FIRST, SECOND, FIRST, SECOND]):
         compiled.run([batch], scalars(batch), seed)
         eager.run([batch], scalars(batch), seed)
-    assert torch.equal(weights(mine), weights(theirs))
+    assert torch.equal(weights(tested), weights(reference))
     assert events == [{"executor": "eager", "why": "compiling failed: RuntimeError: no compiler here"}]
 
 
@@ -148,31 +148,31 @@ def test_an_error_of_the_step_itself_is_raised(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_only_the_common_shape_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list[Batch] = []
+    compiled_batches: list[Batch] = []
 
     def compile_(loss: Callable[[Batch], Any], dynamic: bool | None, **_: Any) -> Callable[[Batch], Any]:
         assert dynamic is False
-        return lambda batch: (seen.append(batch), loss(batch))[1]
+        return lambda batch: (compiled_batches.append(batch), loss(batch))[1]
 
     monkeypatch.setattr(torch, "compile", compile_)
     compiled = Compiled(update(model()), True, Events())
     for batch in (ODD, FIRST, SECOND, ODD, FIRST):
         compiled.run([batch], scalars(batch), 1)
-    assert [id(batch) for batch in seen] == [id(SECOND), id(FIRST)]
+    assert [id(batch) for batch in compiled_batches] == [id(SECOND), id(FIRST)]
 
 
 class Stream:
-    """A stream where there is no GPU."""
+    """Simulates a CUDA stream without a GPU."""
 
     def __init__(self, device: torch.device = CPU) -> None:
         self.device = device
 
     def wait_stream(self, other: "Stream") -> None:
-        """There is nothing to wait for."""
+        """Do nothing."""
 
 
 class Graph:
-    """Stands for a captured step where there is no GPU: what was asked for is done when it is replayed."""
+    """Simulates a CUDA graph without a GPU: replaying it runs the captured step."""
 
     made: ClassVar[list["Graph"]] = []
 
@@ -186,17 +186,17 @@ class Graph:
 
 
 def record_capture(step: Callable[[], object], stream: Stream) -> Graph:
-    """A capture runs nothing, but its results have a place."""
+    """Simulate a capture, which does not run the step but allocates its result."""
     cells = inspect.unwrap(step).__closure__ or ()
     (owner,) = [cell.cell_contents for cell in cells if isinstance(cell.cell_contents, Captured)]
     owner.result = torch.zeros(3, dtype=torch.float64)
 
     def run() -> None:
-        held = owner.result
+        result = owner.result
         step()
-        assert held is not None
-        held.copy_(owner.result)  # type: ignore[reportArgumentType]
-        owner.result = held
+        assert result is not None
+        result.copy_(owner.result)  # type: ignore[reportArgumentType]
+        owner.result = result
 
     assert stream is owner.stream
     return Graph(run)
@@ -221,19 +221,19 @@ def run(of: StepExecutor, batches: Sequence[Sequence[Batch]], decay: float = 0.5
 
 
 @pytest.mark.parametrize("each", [1, 2])
-def test_a_captured_step_is_an_eager_one(graphs: list[Graph], each: int) -> None:
-    """With dropout and a moving average; over shapes that come and go; with several batches a step."""
-    mine, theirs = (update(model(dropout=0.2), ema=True) for _ in range(2))
+def test_captured_step_equals_an_eager_step(graphs: list[Graph], each: int) -> None:
+    """With dropout, a moving average, changing shapes and several batches per step."""
+    tested, reference = (update(model(dropout=0.2), ema=True) for _ in range(2))
     batches = [[FIRST, SECOND][:each], [SECOND, ODD][:each]] * 6 + [[ODD] * each, [FIRST, FIRST][:each]]
     events = Events()
-    found, expected = run(Captured(mine, events), batches), run(Eager(theirs), batches)
-    torch.testing.assert_close(weights(mine.model), weights(theirs.model), rtol=1e-6, atol=1e-9)
-    assert mine.ema is not None
-    assert theirs.ema is not None
-    for name in mine.ema:
-        torch.testing.assert_close(mine.ema[name], theirs.ema[name], rtol=1e-6, atol=1e-8)
-    for one, other in zip(found, expected, strict=True):
-        torch.testing.assert_close(torch.stack([*one]), torch.stack([*other]), rtol=1e-6, atol=1e-9)
+    actual, expected = run(Captured(tested, events), batches), run(Eager(reference), batches)
+    torch.testing.assert_close(weights(tested.model), weights(reference.model), rtol=1e-6, atol=1e-9)
+    assert tested.ema is not None
+    assert reference.ema is not None
+    for name in tested.ema:
+        torch.testing.assert_close(tested.ema[name], reference.ema[name], rtol=1e-6, atol=1e-8)
+    for a, b in zip(actual, expected, strict=True):
+        torch.testing.assert_close(torch.stack([*a]), torch.stack([*b]), rtol=1e-6, atol=1e-9)
     assert events.names == ["graph"]
     (graph,) = graphs
     alike = len(batches) - 1 if each == 1 else 7  # of the shape that was met again first
@@ -242,11 +242,11 @@ def test_a_captured_step_is_an_eager_one(graphs: list[Graph], each: int) -> None
 
 def test_a_step_that_synchronises_is_never_captured(graphs: list[Graph], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(executor.graphs, "watched", lambda step: (step(), "it asks the host"))
-    mine, theirs, events = update(model()), update(model()), Events()
-    run(Quickest(mine, events, lambda _: 1.0, None), [[FIRST]] * 8)
-    run(Eager(theirs), [[FIRST]] * 8)
+    tested, reference, events = update(model()), update(model()), Events()
+    run(Quickest(tested, events, lambda _: 1.0, None), [[FIRST]] * 8)
+    run(Eager(reference), [[FIRST]] * 8)
     assert graphs == []
-    assert torch.equal(weights(mine.model), weights(theirs.model))
+    assert torch.equal(weights(tested.model), weights(reference.model))
     assert events == [{"executor": "eager", "why": "this model cannot be captured: it asks the host"}]
 
 
@@ -255,17 +255,17 @@ def test_steps_run_eagerly_after_a_failed_capture(graphs: list[Graph], monkeypat
         raise RuntimeError("not permitted when stream is capturing")
 
     monkeypatch.setattr(executor.graphs, "capture", fails)
-    mine, theirs, events = update(model()), update(model()), Events()
-    run(Quickest(mine, events, lambda _: 1.0, None), [[FIRST]] * 8)
-    run(Eager(theirs), [[FIRST]] * 8)
+    tested, reference, events = update(model()), update(model()), Events()
+    run(Quickest(tested, events, lambda _: 1.0, None), [[FIRST]] * 8)
+    run(Eager(reference), [[FIRST]] * 8)
     assert graphs == []
-    assert torch.equal(weights(mine.model), weights(theirs.model))
+    assert torch.equal(weights(tested.model), weights(reference.model))
     assert events.names == ["eager"]
     assert "not permitted" in events[0]["why"]
 
 
 @pytest.mark.parametrize(("left", "compiles"), [(190.0, False), (210.0, True)])
-def test_compilation_starts_only_if_it_pays(graphs: list[Graph], left: float, compiles: bool) -> None:
+def test_compilation_starts_only_if_it_saves_time(graphs: list[Graph], left: float, compiles: bool) -> None:
     events, before = Events(), 1 + executor.WARM + executor.TIMED
     quickest = Quickest(update(model()), events, lambda _: left, None)
     run(quickest, [[FIRST]] * (before + 8))
@@ -286,15 +286,15 @@ def test_train_compile_false_never_compiles_and_true_compiles_at_once(graphs: li
 
 
 def test_batches_of_other_shapes_run_without_compilation(graphs: list[Graph], monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list[Batch] = []
+    compiled_batches: list[Batch] = []
 
     def compile_(loss: Callable[[Batch], Any], dynamic: bool | None, **_: Any) -> Callable[[Batch], Any]:
         assert dynamic is False
-        return lambda batch: (seen.append(batch), loss(batch))[1]
+        return lambda batch: (compiled_batches.append(batch), loss(batch))[1]
 
     monkeypatch.setattr(torch, "compile", compile_)
     run(Quickest(update(model()), Events(), lambda _: 1.0, True), [[FIRST], [ODD], [SECOND], [ODD], [FIRST], [ODD]])
-    assert [batch.target.shape for batch in seen] == [FIRST.target.shape] * 2
+    assert [batch.target.shape for batch in compiled_batches] == [FIRST.target.shape] * 2
     assert graphs == []
 
 
@@ -302,10 +302,10 @@ def test_a_failed_compilation_falls_back_to_the_plain_graph(
     graphs: list[Graph], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch, "compile", failing(after=2))
-    mine, theirs, events = update(model()), update(model()), Events()
-    run(Quickest(mine, events, lambda _: 1.0, True), [[FIRST]] * 9)
-    run(Eager(theirs), [[FIRST]] * 9)
-    torch.testing.assert_close(weights(mine.model), weights(theirs.model), rtol=1e-6, atol=1e-9)
+    tested, reference, events = update(model()), update(model()), Events()
+    run(Quickest(tested, events, lambda _: 1.0, True), [[FIRST]] * 9)
+    run(Eager(reference), [[FIRST]] * 9)
+    torch.testing.assert_close(weights(tested.model), weights(reference.model), rtol=1e-6, atol=1e-9)
     assert events.names == ["compiling", "graph", "graph"]
     assert "no compiler here" in events[1]["why"]
     assert [graph.replays for graph in graphs] == [9 - 1 - 2 - executor.WARM]
@@ -333,12 +333,12 @@ def test_batches_of_equal_shapes_can_be_copied_into_each_other() -> None:
     assert not FIRST.alike(ODD)
     assert not FIRST.alike(replace(SECOND, weights=torch.ones(2, 3)))
     assert not FIRST.alike(replace(SECOND, segments=2))
-    held = Batch(*(t.clone() for t in (FIRST.target, FIRST.labels, FIRST.target_seg, FIRST.source, FIRST.source_seg)))  # type: ignore[reportOptionalMemberAccess]
-    places = [held.target.data_ptr(), held.source.data_ptr()]  # type: ignore[reportOptionalMemberAccess]
-    held.fill(SECOND)
-    assert torch.equal(held.target, SECOND.target)
-    assert torch.equal(held.source, SECOND.source)  # type: ignore[reportArgumentType]
-    assert [held.target.data_ptr(), held.source.data_ptr()] == places  # type: ignore[reportOptionalMemberAccess]
+    copy = Batch(*(t.clone() for t in (FIRST.target, FIRST.labels, FIRST.target_seg, FIRST.source, FIRST.source_seg)))  # type: ignore[reportOptionalMemberAccess]
+    places = [copy.target.data_ptr(), copy.source.data_ptr()]  # type: ignore[reportOptionalMemberAccess]
+    copy.fill(SECOND)
+    assert torch.equal(copy.target, SECOND.target)
+    assert torch.equal(copy.source, SECOND.source)  # type: ignore[reportArgumentType]
+    assert [copy.target.data_ptr(), copy.source.data_ptr()] == places  # type: ignore[reportOptionalMemberAccess]
 
 
 def test_utilisation_counts_three_forward_passes() -> None:
@@ -347,30 +347,30 @@ def test_utilisation_counts_three_forward_passes() -> None:
 
 
 @pytest.mark.parametrize("overflow", [math.inf, math.nan])
-def test_where_one_gradient_overflows_no_part_of_an_optimizer_steps(overflow: float) -> None:
-    """Clipping divides all gradients by one norm; a part that did not overflow would step with what that leaves."""
-    made = model()
-    table, *rest = made.parameters()
+def test_no_part_of_an_optimizer_steps_if_one_gradient_overflows(overflow: float) -> None:
+    """Clipping divides all gradients by one norm, so an overflow in one part spoils the gradients of all parts."""
+    network = model()
+    table, *rest = network.parameters()
     parts: dict[str, torch.optim.Optimizer] = {
         "table": torch.optim.AdamW([table], lr=0.01),
         "rest": torch.optim.AdamW(rest, lr=0.01),
     }
     scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
-    step = Update(made, made.loss, Optimizer(made, parts), 1.0, CPU, None, scaler, None)
+    step = Update(network, network.loss, Optimizer(network, parts), 1.0, CPU, None, scaler, None)
     step([FIRST], scalars(FIRST))
-    before = weights(made)
+    before = weights(network)
     hook = table.register_hook(lambda gradient: gradient.fill_(overflow))
     norm = step([FIRST], scalars(FIRST))[-1]
     assert not norm.isfinite()
     assert step.scaler.get_scale() == 4.0
-    assert torch.equal(weights(made), before)
+    assert torch.equal(weights(network), before)
     hook.remove()
     step([FIRST], scalars(FIRST))
-    assert not torch.equal(weights(made), before)
-    assert weights(made).isfinite().all()
+    assert not torch.equal(weights(network), before)
+    assert weights(network).isfinite().all()
 
 
-# -- memory that does not hold a step
+# -- out of memory
 
 
 def shortage(why: str = "", tokens: int | None = 4_000_000, accumulate: int = 1, longest: int = 50) -> MemoryShortage:
@@ -387,44 +387,44 @@ def test_less_is_proposed_if_far_more_memory_was_requested(monkeypatch: pytest.M
     monkeypatch.setattr(MemoryShortage, "_total", lambda _: 10.0 * 2**30)
     assert shortage("CUDA out of memory. Tried to allocate 80.00 GiB. GPU 0").fitting_tokens() == 400_000
     assert shortage("CUDA out of memory. Tried to allocate 12.00 GiB. GPU 0").fitting_tokens() == 2_000_000
-    bytes_wanted = 80 * 2**30
+    requested = 80 * 2**30
     assert (
-        shortage(f"can't allocate memory: you tried to allocate {bytes_wanted} bytes. Error 12").fitting_tokens()
+        shortage(f"can't allocate memory: you tried to allocate {requested} bytes. Error 12").fitting_tokens()
         == 400_000
     )
 
 
 def test_the_memory_error_names_batch_size_options_and_checkpoint() -> None:
-    said = shortage(tokens=4000, accumulate=3).message(Path("runs/one"), None)
-    assert "a batch of 4,000 tokens is too much; try --set data.batching.tokens=2000" in said
-    assert "--set train.accumulate=6" in said
-    assert "runs/one" not in said
-    said = shortage(tokens=4000).message(Path("runs/one"), 7)
-    assert "the checkpoint of step 7 is intact: continue from its weights with regard train --from runs/one" in said
-    assert "with regard resume runs/one on a device with more memory" in said
+    message = shortage(tokens=4000, accumulate=3).message(Path("runs/one"), None)
+    assert "a batch of 4,000 tokens is too much; try --set data.batching.tokens=2000" in message
+    assert "--set train.accumulate=6" in message
+    assert "runs/one" not in message
+    message = shortage(tokens=4000).message(Path("runs/one"), 7)
+    assert "the checkpoint of step 7 is intact: continue from its weights with regard train --from runs/one" in message
+    assert "with regard resume runs/one on a device with more memory" in message
     assert "lower data.max_len, or choose a smaller model" in shortage(tokens=60, longest=60).message(
         Path("runs/one"), None
     )
-    assert "\n" not in said
+    assert "\n" not in message
 
 
 def test_a_failed_compilation_frees_its_memory_before_the_step_is_run_again() -> None:
-    made, held = model(), []
+    network, references = model(), []
 
     class Big:
-        """Stands for a tensor of the step that failed."""
+        """Stands for a tensor of the failed step."""
 
     def fail(*_: Any) -> StepResult:
         big = Big()
-        held.append(weakref.ref(big))
+        references.append(weakref.ref(big))
         raise torch.OutOfMemoryError("CUDA out of memory")
 
     def check(*_: Any) -> StepResult:
         gc.collect()
-        assert held[0]() is None
+        assert references[0]() is None
         return StepResult(torch.ones(()), torch.ones(()), torch.ones(()))
 
-    tried = Compiled(update(made), one_shape=False, emit=lambda *_, **__: None)
-    assert tried.compiled is not None
-    tried.compiled.run, tried.eager.run = fail, check  # type: ignore[method-assign]
-    tried.run([FIRST], scalars(FIRST), 1)
+    compiled = Compiled(update(network), one_shape=False, emit=lambda *_, **__: None)
+    assert compiled.compiled is not None
+    compiled.compiled.run, compiled.eager.run = fail, check  # type: ignore[method-assign]
+    compiled.run([FIRST], scalars(FIRST), 1)

@@ -1,4 +1,4 @@
-"""What is written about a run: its log, TensorBoard events, its environment."""
+"""Records of training: the log, TensorBoard events and the environment."""
 
 import json
 import math
@@ -37,7 +37,7 @@ def written(path: Path) -> Path:
     return path
 
 
-def test_every_event_is_a_line_at_once(tmp_path: Path) -> None:
+def test_every_event_is_written_immediately(tmp_path: Path) -> None:
     log = Log(tmp_path / "log.jsonl")
     for count, event in enumerate(EVENTS, start=1):
         log.note(event)
@@ -45,17 +45,17 @@ def test_every_event_is_a_line_at_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("step", "kept"), [(0, 1), (1, 1), (2, 2), (3, 2), (4, 3), (5, 4), (99, 4)])
-def test_the_lost_future_is_taken_out(tmp_path: Path, step: int, kept: int) -> None:
+def test_lines_of_later_steps_are_removed_when_training_resumes(tmp_path: Path, step: int, kept: int) -> None:
     path = written(tmp_path / "log.jsonl")
     log = Log(path, step)
     assert lines_of(path) == EVENTS[:kept]
     log.note({"event": "start", "step": step})
     assert lines_of(path) == [*EVENTS[:kept], {"event": "start", "step": step}]
-    assert [found.name for found in tmp_path.iterdir()] == ["log.jsonl"]
+    assert [file.name for file in tmp_path.iterdir()] == ["log.jsonl"]
 
 
 @pytest.mark.parametrize("left", ["", "{", '{"event": "step", "st', '{"event": "step", "step": 3}', '{"other": 1}\n'])
-def test_a_line_that_was_not_finished_is_taken_out(tmp_path: Path, left: str) -> None:
+def test_unfinished_last_line_is_removed(tmp_path: Path, left: str) -> None:
     path = written(tmp_path / "log.jsonl")
     with open(path, "a", encoding="utf-8") as file:
         file.write(left)
@@ -63,7 +63,7 @@ def test_a_line_that_was_not_finished_is_taken_out(tmp_path: Path, left: str) ->
     assert lines_of(path) == [*EVENTS, {"event": "end", "step": 9}]
 
 
-def test_a_strict_reader_can_read_it(tmp_path: Path) -> None:
+def test_log_is_strict_json(tmp_path: Path) -> None:
     """JSON has no NaN."""
     log = Log(tmp_path / "log.jsonl")
     log.note({"event": "valid", "step": 1, "loss": math.nan, "all": [1.5, math.inf, {"x": -math.inf}], "best": 1})
@@ -72,8 +72,8 @@ def test_a_strict_reader_can_read_it(tmp_path: Path) -> None:
         raise AssertionError(f"{name} is no JSON")
 
     (line,) = (tmp_path / "log.jsonl").read_text().splitlines()
-    found = json.loads(line, parse_constant=refuse)
-    assert found == {"event": "valid", "step": 1, "loss": None, "all": [1.5, None, {"x": None}], "best": 1}
+    event = json.loads(line, parse_constant=refuse)
+    assert event == {"event": "valid", "step": 1, "loss": None, "all": [1.5, None, {"x": None}], "best": 1}
     Log(tmp_path / "log.jsonl", 1)  # a line of an earlier version is kept as it is
     with open(tmp_path / "log.jsonl", "a", encoding="utf-8") as file:
         file.write('{"event": "valid", "step": 1, "loss": NaN}\n')
@@ -83,7 +83,7 @@ def test_a_strict_reader_can_read_it(tmp_path: Path) -> None:
 
 @pytest.fixture
 def full() -> Iterator[Callable[[], None]]:
-    """A disk without room: a function after which no file may grow beyond 1 kB, until the test ends."""
+    """A function that simulates a full disk: no file may grow beyond 1 kB until the test ends."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     yield lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (1000, before[1]))
     resource.setrlimit(resource.RLIMIT_FSIZE, before)
@@ -94,7 +94,7 @@ def note_many(watcher: Log | TensorBoard) -> None:
         watcher.note({"event": "valid", "step": step, "loss": 1.0})
 
 
-def test_a_full_disk_is_one_sentence(tmp_path: Path, full: Callable[[], None]) -> None:
+def test_full_disk_is_reported_in_one_sentence(tmp_path: Path, full: Callable[[], None]) -> None:
     path = tmp_path / "log.jsonl"
     log = Log(path)
     note_many(log)
@@ -107,13 +107,13 @@ def test_a_full_disk_is_one_sentence(tmp_path: Path, full: Callable[[], None]) -
         note_many(log)
     with pytest.raises(SaveError, match=sentence):
         Log(path, 99)
-    assert [found.name for found in tmp_path.iterdir()] == ["log.jsonl"]
+    assert [file.name for file in tmp_path.iterdir()] == ["log.jsonl"]
     assert path.read_bytes() == whole
     assert issubclass(SaveError, RegardError)
 
 
 @pytest.mark.skipif(not TensorBoard.installed(), reason="needs tensorboard")
-def test_a_full_disk_is_one_sentence_with_tensorboard(
+def test_full_disk_is_reported_in_one_sentence_with_tensorboard(
     tmp_path: Path, full: Callable[[], None], capfd: pytest.CaptureFixture[str]
 ) -> None:
     board = TensorBoard(tmp_path / "tensorboard")
@@ -125,29 +125,29 @@ def test_a_full_disk_is_one_sentence_with_tensorboard(
 
 @pytest.fixture
 def recorded(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
-    """What a SummaryWriter is told, without the package."""
-    told: list[tuple[Any, ...]] = []
+    """The calls of a fake SummaryWriter, without the package."""
+    calls: list[tuple[Any, ...]] = []
 
     class SummaryWriter:
         def __init__(self, folder: Path, purge_step: int | None) -> None:
-            told.append(("open", folder, purge_step))
+            calls.append(("open", folder, purge_step))
 
         def add_scalar(self, name: str, value: float, step: int) -> None:
-            told.append((name, value, step))
+            calls.append((name, value, step))
 
         def flush(self) -> None:
-            told.append(("flush",))
+            calls.append(("flush",))
 
         def close(self) -> None:
-            told.append(("close",))
+            calls.append(("close",))
 
     fake = type(json)("torch.utils.tensorboard")
     fake.SummaryWriter = SummaryWriter
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", fake)
-    return told
+    return calls
 
 
-def test_tensorboard_shows_what_is_measured(tmp_path: Path, recorded: list[tuple[Any, ...]]) -> None:
+def test_tensorboard_receives_metrics_of_steps_and_validations(tmp_path: Path, recorded: list[tuple[Any, ...]]) -> None:
     board = TensorBoard(tmp_path)
     for event in (
         *EVENTS[:1],
@@ -165,26 +165,26 @@ def test_tensorboard_shows_what_is_measured(tmp_path: Path, recorded: list[tuple
     ]
 
 
-def test_tensorboard_forgets_the_lost_future(tmp_path: Path, recorded: list[tuple[Any, ...]]) -> None:
+def test_tensorboard_purges_later_steps_when_training_resumes(tmp_path: Path, recorded: list[tuple[Any, ...]]) -> None:
     TensorBoard(tmp_path, 7)
     assert recorded == [("open", tmp_path, 8)]
 
 
-def test_tensorboard_is_an_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    for found in (None, object()):
-        monkeypatch.setattr(module, "find_spec", lambda name, found=found: found if name == "tensorboard" else 1)
-        assert TensorBoard.installed() == (found is not None)
+def test_tensorboard_is_optional(monkeypatch: pytest.MonkeyPatch) -> None:
+    for spec in (None, object()):
+        monkeypatch.setattr(module, "find_spec", lambda name, spec=spec: spec if name == "tensorboard" else 1)
+        assert TensorBoard.installed() == (spec is not None)
 
 
-def test_the_environment_says_what_a_result_depends_on() -> None:
-    found = environment(torch.device("cpu"))
-    assert found["device"] == "cpu"
-    assert found["packages"]["torch"] == metadata.version("torch")
-    assert set(found) == {
+def test_environment_has_versions_device_and_commit() -> None:
+    record = environment(torch.device("cpu"))
+    assert record["device"] == "cpu"
+    assert record["packages"]["torch"] == metadata.version("torch")
+    assert set(record) == {
         *("python", "platform", "packages", "device", "threads", "cuda", "command", "commit", "diff"),
     }
-    assert len(found["commit"] or "0" * 40) == 40
-    json.dumps(found)
+    assert len(record["commit"] or "0" * 40) == 40
+    json.dumps(record)
 
 
 def test_a_version_that_is_not_installed_is_none() -> None:

@@ -1,4 +1,4 @@
-"""Muon in full precision: the formula, torch's own, and what Newton-Schulz does to singular values."""
+"""Muon in full precision: against its formula and torch's Muon, and the singular values after Newton-Schulz."""
 
 import pytest
 import torch
@@ -22,7 +22,7 @@ def set_gradients(parameters: list[nn.Parameter], step: int) -> None:
 
 
 def newton_schulz(x: Tensor) -> Tensor:
-    """Of one matrix, in the order of the paper."""
+    """Newton-Schulz iteration of one matrix, as in the paper."""
     x = x / x.norm()
     for _ in range(5):
         gram = x @ x.T
@@ -30,28 +30,28 @@ def newton_schulz(x: Tensor) -> Tensor:
     return x
 
 
-def test_a_rate_in_a_tensor_gives_the_same_steps() -> None:
-    ours, theirs = matrices(torch.float32), matrices(torch.float32)
-    a = BatchedMuon(ours, lr=0.1, weight_decay=0.3, momentum=0.9)
-    b = BatchedMuon(theirs, lr=0.1, weight_decay=0.3, momentum=0.9)
-    held = b.param_groups[0]["lr"] = torch.tensor(0.0)
+def test_learning_rate_in_a_tensor_gives_the_same_steps() -> None:
+    actual, expected = matrices(torch.float32), matrices(torch.float32)
+    a = BatchedMuon(actual, lr=0.1, weight_decay=0.3, momentum=0.9)
+    b = BatchedMuon(expected, lr=0.1, weight_decay=0.3, momentum=0.9)
+    tensor_rate = b.param_groups[0]["lr"] = torch.tensor(0.0)
     for step, rate in enumerate((0.1, 0.05)):
         a.param_groups[0]["lr"] = rate
-        held.fill_(rate)
-        for parameters, optimizer in ((ours, a), (theirs, b)):
+        tensor_rate.fill_(rate)
+        for parameters, optimizer in ((actual, a), (expected, b)):
             set_gradients(parameters, step)
             optimizer.step()
-    for x, y in zip(ours, theirs, strict=True):
+    for x, y in zip(actual, expected, strict=True):
         torch.testing.assert_close(x, y)
 
 
 @pytest.mark.parametrize("batched", [1, 100, 2**17])  # elements: each matrix alone, some together, all together
-def test_muon_is_the_formula(batched: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_muon_matches_its_formula(batched: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(muon, "BATCHED", batched)
     parameters = matrices()
     optimizer = BatchedMuon(parameters, lr=0.1, weight_decay=0.3, momentum=0.9)
-    wanted = [p.detach().clone() for p in parameters]
-    buffers = [torch.zeros_like(p) for p in wanted]
+    expected = [p.detach().clone() for p in parameters]
+    buffers = [torch.zeros_like(p) for p in expected]
     for step, rate in enumerate((0.1, 0.05, 0.02)):
         optimizer.param_groups[0]["lr"] = rate
         set_gradients(parameters, step)
@@ -59,29 +59,29 @@ def test_muon_is_the_formula(batched: int, monkeypatch: pytest.MonkeyPatch) -> N
             assert parameter.grad is not None
             buffers[n] = 0.9 * buffers[n] + 0.1 * parameter.grad
             update = newton_schulz(0.1 * parameter.grad + 0.9 * buffers[n])
-            wanted[n] = wanted[n] - rate * 0.3 * wanted[n] - rate * 0.2 * max(parameter.shape) ** 0.5 * update
+            expected[n] = expected[n] - rate * 0.3 * expected[n] - rate * 0.2 * max(parameter.shape) ** 0.5 * update
         optimizer.step()
-    for parameter, value in zip(parameters, wanted, strict=True):
+    for parameter, value in zip(parameters, expected, strict=True):
         torch.testing.assert_close(parameter.detach(), value, rtol=1e-9, atol=1e-10)
 
 
 @pytest.mark.skipif(not hasattr(torch.optim, "Muon"), reason="this torch has no Muon")
-def test_muon_is_torchs_without_bfloat16(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_muon_equals_torch_muon_without_bfloat16(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Tensor, "bfloat16", lambda x: x.clone())  # products in bfloat16 crash some CPUs
-    ours, theirs = matrices(), matrices()
-    a = BatchedMuon(ours, lr=0.1, weight_decay=0.3, momentum=0.9)
-    b = torch.optim.Muon(theirs, lr=0.1, weight_decay=0.3, momentum=0.9, adjust_lr_fn="match_rms_adamw")
+    actual, expected = matrices(), matrices()
+    a = BatchedMuon(actual, lr=0.1, weight_decay=0.3, momentum=0.9)
+    b = torch.optim.Muon(expected, lr=0.1, weight_decay=0.3, momentum=0.9, adjust_lr_fn="match_rms_adamw")
     for step in range(3):
-        for parameters, optimizer in ((ours, a), (theirs, b)):
+        for parameters, optimizer in ((actual, a), (expected, b)):
             set_gradients(parameters, step)
             optimizer.step()
-    for x, y in zip(ours, theirs, strict=True):
+    for x, y in zip(actual, expected, strict=True):
         torch.testing.assert_close(x, y, rtol=1e-9, atol=1e-10)
     states = [optimizer.state_dict()["state"] for optimizer in (a, b)]
     torch.testing.assert_close(*states)  # so that checkpoints move between devices
 
 
-def test_a_stack_of_matrices_is_changed_as_its_matrices_are() -> None:
+def test_stack_of_matrices_is_updated_like_single_matrices() -> None:
     single = [nn.Parameter(torch.randn(6, 4, generator=torch.Generator().manual_seed(n))) for n in range(3)]
     stack = nn.Parameter(torch.stack([p.detach() for p in single]))
     set_gradients(single, 0)

@@ -1,4 +1,4 @@
-"""Optimizers: which parameter goes where, rates, and going on from what was saved."""
+"""Optimizers: parameter groups, learning rates, and loading of a saved state."""
 
 import math
 from pathlib import Path
@@ -59,21 +59,21 @@ def same(a: nn.Module, b: nn.Module) -> bool:
 
 
 @pytest.mark.parametrize("variants", [(), ("untied", "learned"), ("shaw",), ("t5_bias",), ("block_sharing",)])
-def test_only_matrices_that_are_no_tables_decay(variants: tuple[str, ...]) -> None:
+def test_weight_decay_applies_only_to_matrices_that_are_no_tables(variants: tuple[str, ...]) -> None:
     model = tiny(*variants)
     decayed, others = groups(named(model), 0.1, 0.01)
     assert (decayed["weight_decay"], others["weight_decay"]) == (0.01, 0.0)
     assert {group["lr"] for group in (decayed, others)} == {0.1}
     names = {id(parameter): name for name, parameter in model.named_parameters()}
-    found = [{names[id(p)] for p in group["params"]} for group in (decayed, others)]
+    actual = [{names[id(p)] for p in group["params"]} for group in (decayed, others)]
     assert sum(len(group["params"]) for group in (decayed, others)) == len(names)
-    assert found[0] | found[1] == set(names.values())
-    assert not found[0] & found[1]
+    assert actual[0] | actual[1] == set(names.values())
+    assert not actual[0] & actual[1]
     # By hand: what multiplies a stream inside a block, and nothing else.
     ends = ("qkv.weight", "query.weight", "kv.weight", "output.weight", "up.weight", "down.weight")
-    wanted = {name for name in names.values() if ".branch." in name and name.endswith(ends)}
-    assert found[0] == wanted
-    assert len(wanted) == 4 + 7
+    expected = {name for name in names.values() if ".branch." in name and name.endswith(ends)}
+    assert actual[0] == expected
+    assert len(expected) == 4 + 7
 
 
 @pytest.mark.parametrize(
@@ -87,11 +87,11 @@ def test_only_matrices_that_are_no_tables_decay(variants: tuple[str, ...]) -> No
         ("task.classify.weight", False),
     ],
 )
-def test_tables_are_known_by_their_names(name: str, table: bool) -> None:
+def test_tables_are_recognised_by_name(name: str, table: bool) -> None:
     assert is_table(name) == table
 
 
-def test_frozen_parameters_are_left_alone() -> None:
+def test_frozen_parameters_are_not_updated() -> None:
     model = tiny()
     frozen = next(parameter for name, parameter in model.named_parameters() if "qkv" in name)
     frozen.requires_grad_(False)
@@ -112,13 +112,13 @@ def test_every_parameter_must_be_covered_once() -> None:
         Optimizer(model, {n: torch.optim.SGD(parameters, lr=0.1) for n in ("one", "other")})
 
 
-def test_adamw_is_the_formula() -> None:
+def test_adamw_matches_its_formula() -> None:
     model = tiny()
     spec = AdamW(learning_rate=0.01, betas=(0.8, 0.9), eps=1e-6, weight_decay=0.1)
     optimizer = spec.build(model)
-    wanted = {name: p.detach().clone() for name, p in model.named_parameters()}
-    first = {name: torch.zeros_like(p) for name, p in wanted.items()}
-    second = {name: torch.zeros_like(p) for name, p in wanted.items()}
+    expected = {name: p.detach().clone() for name, p in model.named_parameters()}
+    first = {name: torch.zeros_like(p) for name, p in expected.items()}
+    second = {name: torch.zeros_like(p) for name, p in expected.items()}
     for step, factor in enumerate((1.0, 0.5, 0.25), start=1):
         backward(model)
         for name, parameter in model.named_parameters():
@@ -126,23 +126,23 @@ def test_adamw_is_the_formula() -> None:
             assert gradient is not None
             rate = 0.01 * factor
             if gradient.dim() == 2 and not name.startswith("tables"):
-                wanted[name] -= rate * 0.1 * wanted[name]
+                expected[name] -= rate * 0.1 * expected[name]
             first[name] = 0.8 * first[name] + 0.2 * gradient
             second[name] = 0.9 * second[name] + 0.1 * gradient**2
             mean, square = first[name] / (1 - 0.8**step), second[name] / (1 - 0.9**step)
-            wanted[name] -= rate * mean / (square.sqrt() + 1e-6)
+            expected[name] -= rate * mean / (square.sqrt() + 1e-6)
         optimizer.set_rates(factor)
         optimizer.step()
         optimizer.zero()
     for name, parameter in model.named_parameters():
-        torch.testing.assert_close(parameter.detach(), wanted[name], rtol=1e-9, atol=1e-12)
+        torch.testing.assert_close(parameter.detach(), expected[name], rtol=1e-9, atol=1e-12)
 
 
 @pytest.mark.parametrize(
     "spec", [AdamW(learning_rate=0.01, weight_decay=0.1), Adafactor(learning_rate=0.05, weight_decay=0.1), MUON]
 )
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_a_saved_optimizer_goes_on_bit_by_bit(spec: OptimizerSpec, dtype: torch.dtype, tmp_path: Path) -> None:
+def test_saved_optimizer_resumes_bit_by_bit(spec: OptimizerSpec, dtype: torch.dtype, tmp_path: Path) -> None:
     torch.set_default_dtype(dtype)
     straight = tiny()
     optimizer = spec.build(straight)
@@ -162,14 +162,14 @@ def test_a_saved_optimizer_goes_on_bit_by_bit(spec: OptimizerSpec, dtype: torch.
     assert not same(forgetful, resumed)  # what is remembered matters
 
 
-def test_an_optimizer_can_load_in_the_middle_of_its_work() -> None:
+def test_optimizer_in_use_can_load_a_state() -> None:
     model, other = tiny(), tiny()
-    optimizer, wanted = AdamW(learning_rate=0.01).build(model), AdamW(learning_rate=0.01).build(other)
+    optimizer, reference = AdamW(learning_rate=0.01).build(model), AdamW(learning_rate=0.01).build(other)
     trained(model, optimizer, 5)
-    optimizer.load(wanted.state())
+    optimizer.load(reference.state())
     model.load_state_dict(other.state_dict())
     trained(model, optimizer, 1, 2)
-    trained(other, wanted, 1, 2)
+    trained(other, reference, 1, 2)
     assert same(model, other)
 
 
@@ -203,7 +203,7 @@ def test_a_state_names_its_entries() -> None:
         Muon(learning_rate=0.02, rest=AdamW(learning_rate=0.02)),
     ],
 )
-def test_rates_are_factors_of_the_highest(spec: OptimizerSpec) -> None:
+def test_learning_rates_are_factors_of_the_peak(spec: OptimizerSpec) -> None:
     model = tiny()
     optimizer = spec.build(model)
     for factor in (0.5, 0.1, 1.0):  # of the highest, not of the last
@@ -218,7 +218,7 @@ def test_rates_are_factors_of_the_highest(spec: OptimizerSpec) -> None:
     assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
 
 
-def test_gradients_are_forgotten() -> None:
+def test_zero_removes_gradients() -> None:
     model = tiny()
     optimizer = AdamW(learning_rate=0.02).build(model)
     backward(model)
@@ -226,7 +226,7 @@ def test_gradients_are_forgotten() -> None:
     assert all(parameter.grad is None for parameter in model.parameters())
 
 
-def test_muon_takes_the_matrices_and_adamw_the_rest() -> None:
+def test_muon_updates_matrices_and_adamw_the_rest() -> None:
     spec = apply("t5_bias", preset("transformer_small", **SIZES))
     model = build(spec, device="meta")
     optimizer = Muon(learning_rate=0.01, momentum=0.9, weight_decay=0.1, rest=AdamW(learning_rate=0.003)).build(model)
@@ -238,7 +238,7 @@ def test_muon_takes_the_matrices_and_adamw_the_rest() -> None:
     assert {group["lr"] for group in optimizer.parts["adamw"].param_groups} == {0.003}
 
 
-def test_muon_takes_the_matrices_of_experts_and_no_mixture_of_layers() -> None:
+def test_muon_updates_matrices_of_experts_but_no_mixture_of_layers() -> None:
     experts = muon_matrices(tiny("mixture_of_experts"))
     assert experts["encoder.blocks.0.branches.1.branch.up"].dim() == 3
     mixture = tiny("transparent")
@@ -257,7 +257,7 @@ def test_muon_without_matrices_is_adamw() -> None:
     assert list(Muon(learning_rate=0.01, rest=AdamW(learning_rate=0.003)).build(model).parts) == ["adamw"]
 
 
-def test_a_rate_must_be_chosen_before_building() -> None:
+def test_learning_rate_must_be_chosen_before_building() -> None:
     for spec in (AdamW(), Adafactor(), Muon()):
         with pytest.raises(SpecError, match=r"train\.optimizer\.learning_rate: is not chosen yet"):
             spec.build(tiny())
@@ -301,13 +301,13 @@ def test_gradients_are_clipped_by_their_common_norm() -> None:
 
 @pytest.mark.parametrize("size", [1e-3, 0.2, 1.0, 40.0, math.nan, math.inf])
 @pytest.mark.parametrize("most", [1.0, 5.0])
-def test_clipping_is_torchs_bit_for_bit(size: float, most: float) -> None:
-    ours = [nn.Parameter(torch.randn(3, 4)) for _ in range(3)]
-    theirs = [nn.Parameter(parameter.detach().clone()) for parameter in ours]
-    for our, their in zip(ours, theirs, strict=True):
-        our.grad = size * torch.randn(3, 4)
-        their.grad = our.grad.clone()
-    found, expected = clip(ours, most), nn.utils.clip_grad_norm_(theirs, most)
-    torch.testing.assert_close(found, expected, rtol=0, atol=0, equal_nan=True)
-    for our, their in zip(ours, theirs, strict=True):
-        torch.testing.assert_close(our.grad, their.grad, rtol=0, atol=0, equal_nan=True)
+def test_clipping_equals_torch_bit_for_bit(size: float, most: float) -> None:
+    actual_parameters = [nn.Parameter(torch.randn(3, 4)) for _ in range(3)]
+    expected_parameters = [nn.Parameter(parameter.detach().clone()) for parameter in actual_parameters]
+    for actual, expected in zip(actual_parameters, expected_parameters, strict=True):
+        actual.grad = size * torch.randn(3, 4)
+        expected.grad = actual.grad.clone()
+    actual_norm, expected_norm = clip(actual_parameters, most), nn.utils.clip_grad_norm_(expected_parameters, most)
+    torch.testing.assert_close(actual_norm, expected_norm, rtol=0, atol=0, equal_nan=True)
+    for actual, expected in zip(actual_parameters, expected_parameters, strict=True):
+        torch.testing.assert_close(actual.grad, expected.grad, rtol=0, atol=0, equal_nan=True)

@@ -1,4 +1,4 @@
-"""Which checkpoint is best."""
+"""The ranking of checkpoints."""
 
 import math
 from typing import Any
@@ -33,14 +33,14 @@ def test_with_a_score_of_0_the_loss_decides() -> None:
 
 
 def test_within_the_noise_of_the_highest_score_the_loss_decides() -> None:
-    found = [metrics(30.0, 2.0, 2.0), metrics(29.5, 1.0, 2.0), metrics(28.0, 0.5, 2.0)]  # half of 2.0 counts
-    assert ranked(found) == [2, 1, 3]
-    assert ranked([each | {ERROR: 0.5} for each in found]) == [1, 2, 3]
-    assert ranked([each | {ERROR: 8.0} for each in found]) == [3, 2, 1]
+    scores = [metrics(30.0, 2.0, 2.0), metrics(29.5, 1.0, 2.0), metrics(28.0, 0.5, 2.0)]  # half of 2.0 counts
+    assert ranked(scores) == [2, 1, 3]
+    assert ranked([each | {ERROR: 0.5} for each in scores]) == [1, 2, 3]
+    assert ranked([each | {ERROR: 8.0} for each in scores]) == [3, 2, 1]
 
 
-def test_a_falling_loss_cannot_carry_the_choice_further_down_than_the_noise() -> None:
-    """Scores of steps whose weights are gone still count: best values are kept, not looked up."""
+def test_falling_loss_cannot_select_a_score_below_the_noise() -> None:
+    """Scores of steps whose weights are deleted still count, because the best values are stored."""
     reached: Metrics = {}
     scores: dict[int, Metrics] = {}
     best = 0

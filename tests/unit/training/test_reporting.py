@@ -1,4 +1,4 @@
-"""Parts that count: their counts stand in the log, added up, and change nothing that is learned."""
+"""Counts that parts of a model report, such as dropped tokens: their sums are logged and do not affect training."""
 
 import io
 import json
@@ -39,7 +39,7 @@ def model(*variants: str) -> Model:
 
 
 class Batches(BatchLoader):
-    """Two batches of pairs, again and again."""
+    """Two batches of pairs, in turn without end."""
 
     one_shape = False  # type: ignore[reportAssignmentType]
 
@@ -63,7 +63,7 @@ class Batches(BatchLoader):
         return int((batch.source_seg != 0).sum() + (batch.target_seg != 0).sum())
 
 
-class Notes:
+class Recorder:
     def __init__(self) -> None:
         self.steps: list[dict[str, Any]] = []
 
@@ -83,74 +83,74 @@ def trainer_of(path: Path, spec: TrainSpec, trained: Model, *watchers: Any, **se
 
 
 @pytest.mark.parametrize("log_every", [1, 3])
-def test_counts_stand_in_the_log(tmp_path: Path, log_every: int) -> None:
-    """Added up over layers and over the steps since the last line; validation counts nothing."""
-    log, stream, trained = Log(tmp_path / "log.jsonl"), Batches(), model("switch")
+def test_counts_are_logged(tmp_path: Path, log_every: int) -> None:
+    """Counts are summed over layers and over the steps since the last line, without validation."""
+    log, batches, trained = Log(tmp_path / "log.jsonl"), Batches(), model("switch")
 
     def measure(model: Model) -> dict[str, float]:
-        return {"loss": float(model.loss(stream.items[0].batch).total)}
+        return {"loss": float(model.loss(batches.items[0].batch).total)}
 
     trained.train()
-    trained.loss(stream.items[0].batch)  # what ran before is not counted
+    trained.loss(batches.items[0].batch)  # what ran before is not counted
     spec = spec_of(6, log_every=log_every, validate_every=3)
     trainer_of(tmp_path, spec, trained, log, measure=measure).fit()
     lines = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
     steps = [line for line in lines if line["event"] == "step"]
     assert [line["step"] for line in steps] == list(range(log_every, 7, log_every))
     for line in steps:
-        wanted = sum(stream.tokens(step) for step in range(line["step"] - log_every + 1, line["step"] + 1))
-        assert line["routed_tokens"] + line["dropped_tokens"] == wanted
+        expected = sum(batches.tokens(step) for step in range(line["step"] - log_every + 1, line["step"] + 1))
+        assert line["routed_tokens"] + line["dropped_tokens"] == expected
         assert line["routed_tokens"] > 0
         assert isinstance(line["dropped_tokens"], int)
 
 
 def test_accumulated_batches_are_all_counted(tmp_path: Path) -> None:
-    notes, stream = Notes(), Batches()
-    trainer_of(tmp_path, spec_of(2, accumulate=2), model("switch"), notes).fit()
-    assert [step["routed_tokens"] + step["dropped_tokens"] for step in notes.steps] == [
-        stream.tokens(1) + stream.tokens(2)
+    recorder, batches = Recorder(), Batches()
+    trainer_of(tmp_path, spec_of(2, accumulate=2), model("switch"), recorder).fit()
+    assert [step["routed_tokens"] + step["dropped_tokens"] for step in recorder.steps] == [
+        batches.tokens(1) + batches.tokens(2)
     ] * 2
 
 
-def test_where_nothing_counts_nothing_is_said(tmp_path: Path) -> None:
-    notes = Notes()
-    trainer_of(tmp_path, spec_of(1), model(), notes).fit()
-    assert not any("tokens" in name for name in notes.steps[0] if name != "tokens_per_second")
+def test_nothing_is_logged_without_counts(tmp_path: Path) -> None:
+    recorder = Recorder()
+    trainer_of(tmp_path, spec_of(1), model(), recorder).fit()
+    assert not any("tokens" in name for name in recorder.steps[0] if name != "tokens_per_second")
 
 
-def test_tokens_are_dropped_where_there_is_no_room(tmp_path: Path) -> None:
-    notes, trained = Notes(), model("switch")
+def test_tokens_beyond_the_capacity_of_experts_are_dropped(tmp_path: Path) -> None:
+    recorder, trained = Recorder(), model("switch")
     for name, parameter in trained.named_parameters():
         if name.endswith("router"):
             parameter.data.zero_()  # all tokens want the first expert, which has 4 places in each stack
-    trainer_of(tmp_path, spec_of(1), trained, notes).fit()
-    assert notes.steps[0]["routed_tokens"] == 8
-    assert notes.steps[0]["dropped_tokens"] == Batches().tokens(1) - 8
+    trainer_of(tmp_path, spec_of(1), trained, recorder).fit()
+    assert recorder.steps[0]["routed_tokens"] == 8
+    assert recorder.steps[0]["dropped_tokens"] == Batches().tokens(1) - 8
 
 
 @pytest.mark.parametrize("variant", ["mixture_of_experts", "switch", "product_key_memory"])
-def test_stopping_changes_nothing(tmp_path: Path, variant: str) -> None:
-    """Counts are no state: after a stop the weights and the counts of the log go on as if nothing had happened."""
-    whole, parts = Notes(), Notes()
+def test_interrupted_training_gives_equal_weights_and_counts(tmp_path: Path, variant: str) -> None:
+    """After an interruption, weights and logged counts continue unchanged, because counts are not stored."""
+    whole, parts = Recorder(), Recorder()
     trained = trainer_of(tmp_path / "whole", spec_of(7), model(variant), whole)
     trained.fit()
     first = trainer_of(tmp_path / "parts", spec_of(7), model(variant), parts)
     assert not first.fit(stop=lambda: "enough" if first.progress.step == 4 else None).finished
-    again = trainer_of(tmp_path / "parts", spec_of(7), model(variant), parts)
-    assert again.resume()
-    assert again.fit().finished
+    resumed = trainer_of(tmp_path / "parts", spec_of(7), model(variant), parts)
+    assert resumed.resume()
+    assert resumed.fit().finished
     weights: dict[str, Tensor] = trained.model.state_dict()
     assert not any("dropped" in name or "routed" in name for name in weights)
-    for name, tensor in again.model.state_dict().items():
+    for name, tensor in resumed.model.state_dict().items():
         assert torch.equal(tensor, weights[name]), name
     timeless = [
-        [{k: v for k, v in step.items() if k not in ("time", "clock", "tokens_per_second")} for step in notes.steps]
-        for notes in (whole, parts)
+        [{k: v for k, v in step.items() if k not in ("time", "clock", "tokens_per_second")} for step in recorder.steps]
+        for recorder in (whole, parts)
     ]
     assert timeless[0] == timeless[1]
 
 
-def test_the_live_line_shows_what_share_is_dropped() -> None:
+def test_progress_line_shows_the_share_of_dropped_tokens() -> None:
     file = io.StringIO()
     view = TrainingConsole(Console(file=file, force_terminal=True, width=120, color_system=None, legacy_windows=False))
     view.note({"event": "start", "step": 0, "time": 0.0, "steps": 9})

@@ -22,8 +22,8 @@ def test_constant() -> None:
 
 def test_inverse_sqrt() -> None:
     # Vaswani et al.: proportional to min(step^-0.5, step * warmup^-1.5); 1 at the end of the warm-up.
-    found = factors(InverseSqrt(100), 10_000, 1, 50, 100, 400, 10_000)
-    assert found == pytest.approx([0.01, 0.5, 1.0, 0.5, 0.1], rel=1e-12)
+    actual = factors(InverseSqrt(100), 10_000, 1, 50, 100, 400, 10_000)
+    assert actual == pytest.approx([0.01, 0.5, 1.0, 0.5, 0.1], rel=1e-12)
     for step in (1, 7, 99, 100, 101, 5000):
         paper = min(step**-0.5, step * 100**-1.5) / 100**-0.5
         assert InverseSqrt(100).factor(step, 10_000) == pytest.approx(paper, rel=1e-12)
@@ -33,8 +33,8 @@ def test_inverse_sqrt() -> None:
 
 def test_linear() -> None:
     # Ten steps up, then ninety down: a ninetieth less at each, so that the last still learns.
-    found = factors(LinearDecay(10), 100, 1, 5, 10, 11, 12, 56, 100)
-    assert found == pytest.approx([0.1, 0.5, 1, 1, 89 / 90, 0.5, 1 / 90], rel=1e-12)
+    actual = factors(LinearDecay(10), 100, 1, 5, 10, 11, 12, 56, 100)
+    assert actual == pytest.approx([0.1, 0.5, 1, 1, 89 / 90, 0.5, 1 / 90], rel=1e-12)
     assert factors(LinearDecay(10, floor=0.2), 100, 11, 56, 100) == pytest.approx([1, 0.6, 0.2 + 0.8 / 90])
     assert factors(LinearDecay(), 4, 1, 2, 3, 4) == pytest.approx([1, 0.75, 0.5, 0.25])
     assert factors(LinearDecay(0), 4, 1, 4) == pytest.approx([1, 0.25])
@@ -42,10 +42,10 @@ def test_linear() -> None:
 
 
 def test_cosine() -> None:
-    found = factors(Cosine(10), 100, 5, 10, 11, 41, 56, 71, 100)
+    actual = factors(Cosine(10), 100, 5, 10, 11, 41, 56, 71, 100)
     halfway = [math.cos(math.pi * done) / 2 + 0.5 for done in (30 / 90, 0.5, 60 / 90, 89 / 90)]
-    assert found == pytest.approx([0.5, 1, 1, *halfway], rel=1e-12)
-    assert found[3:6] == pytest.approx([0.75, 0.5, 0.25])
+    assert actual == pytest.approx([0.5, 1, 1, *halfway], rel=1e-12)
+    assert actual[3:6] == pytest.approx([0.75, 0.5, 0.25])
     floored = factors(Cosine(10, floor=0.1), 100, 11, 41, 56, 71)
     assert floored == pytest.approx([1, 0.1 + 0.9 * 0.75, 0.55, 0.1 + 0.9 * 0.25])
     assert Cosine(floor=0.1).factor(1001, 1000) == pytest.approx(0.1)
@@ -53,8 +53,8 @@ def test_cosine() -> None:
 
 def test_warmup_stable_decay() -> None:
     # Up until 10, level until 80, then a twentieth less at each step.
-    found = factors(WarmupStableDecay(10), 100, 5, 10, 11, 50, 80, 81, 82, 91, 100)
-    assert found == pytest.approx([0.5, 1, 1, 1, 1, 1, 0.95, 0.5, 0.05], rel=1e-12)
+    actual = factors(WarmupStableDecay(10), 100, 5, 10, 11, 50, 80, 81, 82, 91, 100)
+    assert actual == pytest.approx([0.5, 1, 1, 1, 1, 1, 0.95, 0.5, 0.05], rel=1e-12)
     assert WarmupStableDecay(10, decay=0.5, floor=0.5).factor(76, 100) == pytest.approx(0.75)
     assert factors(WarmupStableDecay(decay=0.0), 10, 1, 10) == [1, 1]
     assert factors(WarmupStableDecay(decay=1.0), 4, 1, 2, 3, 4) == pytest.approx([1, 0.75, 0.5, 0.25])
@@ -64,18 +64,18 @@ def test_warmup_stable_decay() -> None:
 
 @pytest.mark.parametrize("kind", ALL)
 @pytest.mark.parametrize("warmup", [None, 0, 1, 7, 40, 100])
-def test_every_step_has_a_rate_and_none_is_above_the_highest(kind: Any, warmup: int | None) -> None:
-    found = [kind(warmup).factor(step, 40) for step in range(1, 41)]
-    assert all(0 < factor <= 1 for factor in found)
+def test_learning_rates_are_positive_and_at_most_the_peak(kind: Any, warmup: int | None) -> None:
+    values = [kind(warmup).factor(step, 40) for step in range(1, 41)]
+    assert all(0 < factor <= 1 for factor in values)
     top = min(warmup or 1, 40)
-    assert found[top - 1] == pytest.approx(min(1.0, 40 / warmup) if warmup else 1.0)
-    rising, falling = found[:top], found[top - 1 :]
+    assert values[top - 1] == pytest.approx(min(1.0, 40 / warmup) if warmup else 1.0)
+    rising, falling = values[:top], values[top - 1 :]
     assert rising == sorted(rising)
     assert falling == sorted(falling, reverse=True)
 
 
 @pytest.mark.parametrize("kind", ALL)
-def test_a_run_of_one_step_has_a_rate(kind: Any) -> None:
+def test_training_of_one_step_has_a_positive_learning_rate(kind: Any) -> None:
     assert kind().factor(1, 1) == kind(1).factor(1, 1) == 1.0
 
 

@@ -1,4 +1,4 @@
-"""A trainer under a time budget, and one whose weights are trained already."""
+"""Training with a time budget, and training of weights that are already trained."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -10,11 +10,11 @@ from regard.training import budget
 from regard.training.checkpoint import RunFolder, read_tensors
 from regard.training.schedule import Cosine
 from regard.training.trainer import Metrics, Model, Trainer
-from tests.unit.training.test_trainer import Notes, bucketed, copied, same, spec_of, tiny
+from tests.unit.training.test_trainer import Recorder, bucketed, copied, same, spec_of, tiny
 
 
 class Ticking:
-    """A clock that goes on by itself: `step` seconds whenever somebody looks."""
+    """A clock that advances by `step` seconds with every call."""
 
     def __init__(self, step: float) -> None:
         self.now, self.step = 0.0, step
@@ -33,38 +33,38 @@ def constant(model: Model) -> Metrics:
     return {"loss": 1.0}
 
 
-def timed(path: Path, time: float, notes: Notes, **settings: float) -> Trainer:
+def timed(path: Path, time: float, recorder: Recorder, **settings: float) -> Trainer:
     spec = spec_of(**{"steps": 10**6, "time": time, "schedule": Cosine(warmup=50), "patience": 0} | settings)  # type: ignore[arg-type]
-    return Trainer(tiny(), spec, bucketed(), RunFolder(path), constant, [notes])
+    return Trainer(tiny(), spec, bucketed(), RunFolder(path), constant, [recorder])
 
 
 def test_training_ends_with_the_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    clock, notes = Ticking(0.01), Notes()
+    clock, recorder = Ticking(0.01), Recorder()
     monkeypatch.setattr(budget.time, "monotonic", clock)
-    trainer = timed(tmp_path, 20.0, notes)
+    trainer = timed(tmp_path, 20.0, recorder)
     outcome = trainer.fit()
     assert outcome.finished
     assert outcome.why == "time budget used"
     assert 1 < outcome.step == trainer.steps < 10**6
-    assert len(notes.of("valid")) >= 2  # and the last step is one of them
-    assert notes.of("valid")[-1]["step"] == outcome.step
+    assert len(recorder.of("valid")) >= 2  # and the last step is one of them
+    assert recorder.of("valid")[-1]["step"] == outcome.step
     assert clock.now == pytest.approx(20, rel=0.1)
 
 
 def test_learning_rate_reaches_its_end_with_the_time(tmp_path: Path) -> None:
-    trainer = timed(tmp_path, 3.0, Notes())
+    trainer = timed(tmp_path, 3.0, Recorder())
     trainer.fit()
     warmest = trainer.optimizer.rates["adamw"][0]
     assert trainer.optimizer.rate < 0.2 * warmest
 
 
 def test_steps_bound_a_timed_run(tmp_path: Path) -> None:
-    outcome = timed(tmp_path, 60.0, Notes(), steps=7).fit()
+    outcome = timed(tmp_path, 60.0, Recorder(), steps=7).fit()
     assert (outcome.step, outcome.why) == (7, "all 7 steps done")
 
 
-def test_warmup_is_at_most_a_tenth_of_what_fits(tmp_path: Path) -> None:
-    trainer = timed(tmp_path, 60.0, Notes(), steps=100)
+def test_warmup_is_at_most_a_tenth_of_the_steps(tmp_path: Path) -> None:
+    trainer = timed(tmp_path, 60.0, Recorder(), steps=100)
     assert trainer.schedule() == Cosine(warmup=10)  # of those that are planned, before anything is measured
     trainer.budget.add(1, 0.1)
     assert trainer.schedule() == Cosine(warmup=10)
@@ -73,15 +73,15 @@ def test_warmup_is_at_most_a_tenth_of_what_fits(tmp_path: Path) -> None:
 def test_a_resumed_run_has_the_rest_of_its_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Ticking(0.01)
     monkeypatch.setattr(budget.time, "monotonic", clock)
-    first = timed(tmp_path, 40.0, Notes())
+    first = timed(tmp_path, 40.0, Recorder())
     outcome = first.fit(lambda: "enough" if first.budget.elapsed > 10 else None)
     assert not outcome.finished
-    again = timed(tmp_path, 40.0, Notes())
-    assert again.resume()
-    assert 10 <= again.budget.elapsed < 12
-    assert again.progress.steps == first.progress.steps
+    resumed = timed(tmp_path, 40.0, Recorder())
+    assert resumed.resume()
+    assert 10 <= resumed.budget.elapsed < 12
+    assert resumed.progress.steps == first.progress.steps
     began = clock.now
-    assert again.fit().finished
+    assert resumed.fit().finished
     assert clock.now - began == pytest.approx(30, rel=0.15)
 
 
@@ -91,9 +91,9 @@ def test_trained_weights_are_measured_first_and_kept_unless_improved(tmp_path: P
     before = copied(model)
     losses = iter([1.0, 0.5 if better else 2.0])
     measure: Callable[[Model], Metrics] = lambda _: {"loss": next(losses)}  # noqa: E731
-    notes = Notes()
+    recorder = Recorder()
     spec = spec_of(4, patience=0)
-    trainer = Trainer(model, spec, bucketed(), RunFolder(tmp_path), measure, [notes], trained=True)
+    trainer = Trainer(model, spec, bucketed(), RunFolder(tmp_path), measure, [recorder], trained=True)
     trainer.fit()
-    assert [event["step"] for event in notes.of("valid")] == [0, 4]
+    assert [event["step"] for event in recorder.of("valid")] == [0, 4]
     assert same(read_tensors(trainer.folder.final), before) != better

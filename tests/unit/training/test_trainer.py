@@ -1,4 +1,4 @@
-"""The trainer: the gradient it follows, what it keeps, when it stops, and that stopping changes nothing."""
+"""The trainer: gradients, checkpoints, early stopping, and interrupted training."""
 
 import json
 import math
@@ -51,7 +51,7 @@ def transformer(dropout: float = 0.0, seed: int = 1) -> Model:
 
 
 class Toy(Model):
-    """The next token from this one and the source, with smoothed labels: all that a trainer needs, in no time."""
+    """A fast toy model, which predicts the next token from the current token and the source, with label smoothing."""
 
     def __init__(self, dropout: float, seed: int) -> None:
         super().__init__()
@@ -66,8 +66,8 @@ class Toy(Model):
         assert batch.source_seg is not None
         assert batch.labels is not None
         assert batch.target_seg is not None
-        seen = (self.table[batch.source] * (batch.source_seg > 0)[..., None]).sum(1, keepdim=True)
-        x = nn.functional.dropout(self.table[batch.target] + seen, self.dropout, self.training)
+        source = (self.table[batch.source] * (batch.source_seg > 0)[..., None]).sum(1, keepdim=True)
+        x = nn.functional.dropout(self.table[batch.target] + source, self.dropout, self.training)
         log_p = ((x @ self.matrix + self.shift) @ self.table.T).log_softmax(-1)
         real = batch.target_seg > 0
         nll = -log_p.gather(-1, batch.labels[..., None])[..., 0][real].sum()
@@ -90,7 +90,7 @@ def item_of(table: Table, examples: Sequence[int]) -> Item:
 
 
 class Scripted(BatchLoader):
-    """The given batches, again and again."""
+    """The given batches, repeated without end."""
 
     one_shape = False  # type: ignore[reportAssignmentType]
 
@@ -110,8 +110,8 @@ def one_batch() -> BatchLoader:
     return Scripted([item_of(pairs(4), range(4))])
 
 
-class Notes:
-    """A watcher that remembers."""
+class Recorder:
+    """A watcher that stores the events."""
 
     def __init__(self) -> None:
         self.events: list[dict[str, Any]] = []
@@ -149,15 +149,15 @@ def same(a: Weights, b: Weights) -> bool:
 
 
 def farthest(a: Model, b: Model) -> float:
-    there = dict(b.named_parameters())
-    return max(float((p - there[name]).detach().abs().max()) for name, p in a.named_parameters())
+    others = dict(b.named_parameters())
+    return max(float((p - others[name]).detach().abs().max()) for name, p in a.named_parameters())
 
 
 # -- the gradient
 
 
 def split_and_whole(steps: int) -> tuple[list[Item], list[Item]]:
-    """The same examples as four batches of unequal size a step, and as one."""
+    """The same examples as four batches of unequal size per step, and as one batch."""
     table = pairs(12 * steps, seed=3)
     small, large = [], []
     for first in range(0, 12 * steps, 12):
@@ -168,33 +168,35 @@ def split_and_whole(steps: int) -> tuple[list[Item], list[Item]]:
 
 
 @pytest.mark.parametrize("make", [transformer, tiny])
-def test_four_batches_are_one_large_batch(tmp_path: Path, make: Callable[[], Model], learned: Learned) -> None:
+def test_accumulating_four_batches_equals_one_large_batch(
+    tmp_path: Path, make: Callable[[], Model], learned: Learned
+) -> None:
     small, large = split_and_whole(20)
-    spec, notes = spec_of(20, clip=0.1, log_every=1), (Notes(), Notes())
-    apart = replace(spec, accumulate=4)
-    four = trained(tmp_path / "4", apart, Scripted(small), make(), watchers=[notes[0]])
-    one = trained(tmp_path / "1", spec, Scripted(large), make(), watchers=[notes[1]])
+    spec, recorders = spec_of(20, clip=0.1, log_every=1), (Recorder(), Recorder())
+    accumulated = replace(spec, accumulate=4)
+    four = trained(tmp_path / "4", accumulated, Scripted(small), make(), watchers=[recorders[0]])
+    one = trained(tmp_path / "1", spec, Scripted(large), make(), watchers=[recorders[1]])
     learned("largest difference of weights", farthest(four.model, one.model), below=1e-9, broken=1e-3)
     assert farthest(one.model, make()) > 0.01
     for name in ("loss", "nll", "gradient"):
-        found, wanted = ([event[name] for event in n.of("step")] for n in notes)
-        assert found == pytest.approx(wanted, rel=1e-9)
-    assert min(event["gradient"] for event in notes[0].of("step")) > 0.1  # so that clipping is part of it
+        actual, expected = ([event[name] for event in n.of("step")] for n in recorders)
+        assert actual == pytest.approx(expected, rel=1e-9)
+    assert min(event["gradient"] for event in recorders[0].of("step")) > 0.1  # so that clipping is part of it
     assert four.progress.labels == one.progress.labels == sum(item.labels for item in large)
     assert four.progress.place == Place(0, 80)
 
 
-def test_four_batches_are_one_large_batch_in_float32(tmp_path: Path, learned: Learned) -> None:
+def test_accumulating_four_batches_equals_one_large_batch_in_float32(tmp_path: Path, learned: Learned) -> None:
     torch.set_default_dtype(torch.float32)
     small, large = split_and_whole(8)
-    spec, notes = spec_of(8, log_every=1), (Notes(), Notes())
-    apart = replace(spec, accumulate=4)
-    trained(tmp_path / "4", apart, Scripted(small), transformer(), watchers=[notes[0]])
-    trained(tmp_path / "1", spec, Scripted(large), transformer(), watchers=[notes[1]])
-    found, wanted = ([event["loss"] for event in n.of("step")] for n in notes)
-    assert len(found) == 8
-    apart_by = max(abs(a - b) for a, b in zip(found, wanted, strict=True))
-    learned("largest difference of losses", apart_by, below=1e-5, broken=1e-2)
+    spec, recorders = spec_of(8, log_every=1), (Recorder(), Recorder())
+    accumulated = replace(spec, accumulate=4)
+    trained(tmp_path / "4", accumulated, Scripted(small), transformer(), watchers=[recorders[0]])
+    trained(tmp_path / "1", spec, Scripted(large), transformer(), watchers=[recorders[1]])
+    actual, expected = ([event["loss"] for event in n.of("step")] for n in recorders)
+    assert len(actual) == 8
+    difference = max(abs(a - b) for a, b in zip(actual, expected, strict=True))
+    learned("largest difference of losses", difference, below=1e-5, broken=1e-2)
 
 
 def test_a_step_follows_the_mean_over_all_its_labels(tmp_path: Path) -> None:
@@ -202,29 +204,29 @@ def test_a_step_follows_the_mean_over_all_its_labels(tmp_path: Path) -> None:
     sizes = [item.labels for item in small]
     assert len(set(sizes)) > 1
     model = transformer()
-    wanted: Weights = {}
+    expected: Weights = {}
     for item in small:
         loss = model.loss(item.batch)
         gradients = torch.autograd.grad(loss.total, list(model.parameters()))
         for (name, _), gradient in zip(model.named_parameters(), gradients, strict=True):
-            wanted[name] = wanted.get(name, torch.zeros_like(gradient)) + gradient / sum(sizes)
+            expected[name] = expected.get(name, torch.zeros_like(gradient)) + gradient / sum(sizes)
     trainer = Trainer(model, spec_of(1, accumulate=4, clip=0.0), Scripted(small), RunFolder(tmp_path))
-    found: Weights = {}
+    actual: Weights = {}
     change = trainer.optimizer.step
-    trainer.optimizer.step = lambda: found.update(gradients_of(model)) or change()
+    trainer.optimizer.step = lambda: actual.update(gradients_of(model)) or change()
     trainer.fit()
-    for name, gradient in wanted.items():
-        torch.testing.assert_close(found[name], gradient, rtol=1e-9, atol=1e-14)
+    for name, gradient in expected.items():
+        torch.testing.assert_close(actual[name], gradient, rtol=1e-9, atol=1e-14)
 
 
 def gradients_of(model: Model) -> Weights:
     return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
 
 
-def test_auxiliary_terms_count_once_a_step(tmp_path: Path) -> None:
-    """Each batch has its own; a step has their mean, by labels, so that accumulating changes nothing."""
+def test_auxiliary_losses_are_averaged_over_a_step(tmp_path: Path) -> None:
+    """The auxiliary losses of the batches are averaged with weights by labels, so accumulation does not change them."""
     small, _ = split_and_whole(1)
-    found = []
+    results = []
     for accumulate, items in ((4, small), (1, small[:1])):
         model = tiny()
         parameter = next(model.parameters())
@@ -239,22 +241,22 @@ def test_auxiliary_terms_count_once_a_step(tmp_path: Path) -> None:
         gradients: Weights = {}
         change = trainer.optimizer.step
 
-        def noted(model: Model = model, change: Any = change, gradients: Weights = gradients) -> None:
+        def recording_step(model: Model = model, change: Any = change, gradients: Weights = gradients) -> None:
             gradients.update(gradients_of(model))
             change()
 
-        trainer.optimizer.step = noted
+        trainer.optimizer.step = recording_step
         trainer.fit()
-        found.append(next(iter(gradients.values())))
-    assert torch.allclose(found[0], torch.ones_like(found[0]))
-    assert torch.allclose(found[1], torch.ones_like(found[1]))
+        results.append(next(iter(gradients.values())))
+    assert torch.allclose(results[0], torch.ones_like(results[0]))
+    assert torch.allclose(results[1], torch.ones_like(results[1]))
 
 
 def test_the_schedule_is_followed(tmp_path: Path) -> None:
-    notes = Notes()
-    trained(tmp_path, spec_of(8, log_every=1), one_batch(), watchers=[notes])
-    wanted = [0.01 * min(step / 4, math.sqrt(4 / step)) for step in range(1, 9)]
-    assert [event["learning_rate"] for event in notes.of("step")] == pytest.approx(wanted)
+    recorder = Recorder()
+    trained(tmp_path, spec_of(8, log_every=1), one_batch(), watchers=[recorder])
+    expected = [0.01 * min(step / 4, math.sqrt(4 / step)) for step in range(1, 9)]
+    assert [event["learning_rate"] for event in recorder.of("step")] == pytest.approx(expected)
 
 
 def test_dropout_is_drawn_anew_at_every_step_and_for_every_seed(tmp_path: Path) -> None:
@@ -271,13 +273,13 @@ def test_dropout_is_drawn_anew_at_every_step_and_for_every_seed(tmp_path: Path) 
 # -- the moving average
 
 
-def test_the_moving_average_is_the_formula(tmp_path: Path) -> None:
+def test_moving_average_matches_its_formula(tmp_path: Path) -> None:
     model = tiny()
-    wanted = {name: p.detach().clone() for name, p in model.named_parameters()}
-    seen: list[Weights] = []
+    expected = {name: p.detach().clone() for name, p in model.named_parameters()}
+    measured_weights: list[Weights] = []
 
     def measure(measured: Model) -> Metrics:
-        seen.append(copied(measured))
+        measured_weights.append(copied(measured))
         return {"loss": 1.0}
 
     spec = spec_of(30, ema=0.6, validate_every=1, keep=30, patience=0)
@@ -287,15 +289,15 @@ def test_the_moving_average_is_the_formula(tmp_path: Path) -> None:
 
     def follow() -> None:
         step = trainer.progress.step
-        kept = min(0.6, (1 + step) / (10 + step))  # 0.6 from step 13 on
+        decay = min(0.6, (1 + step) / (10 + step))  # 0.6 from step 13 on
         for name, p in model.named_parameters():
-            wanted[name] = kept * wanted[name] + (1 - kept) * p.detach()
-        averages.append({name: tensor.clone() for name, tensor in wanted.items()})
+            expected[name] = decay * expected[name] + (1 - decay) * p.detach()
+        averages.append({name: tensor.clone() for name, tensor in expected.items()})
         raws.append(copied(model))
 
     trainer.fit(follow)
     assert len(averages) == 30
-    for step, (average, raw, measured) in enumerate(zip(averages, raws, seen, strict=True), start=1):
+    for step, (average, raw, measured) in enumerate(zip(averages, raws, measured_weights, strict=True), start=1):
         saved = read_tensors(trainer.folder.weights(step))
         for name, tensor in average.items():
             torch.testing.assert_close(measured[name], tensor, rtol=1e-12, atol=1e-14)
@@ -309,19 +311,19 @@ def test_the_moving_average_is_the_formula(tmp_path: Path) -> None:
 
 
 class Judge:
-    """Gives the scores it is told, and remembers the weights it was given."""
+    """A validation that returns the given scores and stores the weights."""
 
     def __init__(self, criterion: str, scores: Sequence[float]) -> None:
         self.criterion, self.scores = criterion, [float(score) for score in scores]
-        self.seen: list[Weights] = []
+        self.weights: list[Weights] = []
         self.modes: list[bool] = []
 
     def __call__(self, model: Model) -> Metrics:
         assert not torch.is_grad_enabled()
         self.modes.append(model.training)
-        self.seen.append(copied(model))
+        self.weights.append(copied(model))
         torch.rand(7)  # whatever validation draws
-        return {self.criterion: self.scores[len(self.seen) - 1], "other": 0.0}
+        return {self.criterion: self.scores[len(self.weights) - 1], "other": 0.0}
 
 
 def ranking(name: str) -> Criterion:
@@ -351,12 +353,12 @@ def judged(path: Path, scores: Sequence[float], criterion: str = "loss", **setti
 def test_early_stopping_after_patience_validations(
     tmp_path: Path, scores: list[float], criterion: str, patience: int, ends: int
 ) -> None:
-    notes = Notes()
+    recorder = Recorder()
     judge = Judge(criterion, scores)
     spec = spec_of(len(scores), validate_every=1, patience=patience)
-    trainer = Trainer(tiny(), spec, bucketed(), RunFolder(tmp_path), judge, [notes], ranking(criterion))
+    trainer = Trainer(tiny(), spec, bucketed(), RunFolder(tmp_path), judge, [recorder], ranking(criterion))
     outcome = trainer.fit()
-    assert (outcome.finished, outcome.step, len(judge.seen)) == (True, ends, ends)
+    assert (outcome.finished, outcome.step, len(judge.weights)) == (True, ends, ends)
     early = patience and ends < len(scores)
     assert outcome.why == (f"no improvement in {patience} validations" if early else f"all {len(scores)} steps done")
     assert trainer.folder.final.exists()
@@ -386,36 +388,36 @@ def test_the_final_weights_are_those_chosen(
     of_mean = 1.25 if criterion == "loss" else 7.0  # better than each
     trainer, judge = judged(tmp_path, [*SCORES, of_mean], criterion, **settings | {"steps": 7})
     final = read_tensors(trainer.folder.final)
-    wanted = mean([judge.seen[step - 1] for step in steps])
-    assert same(final, wanted)
+    expected = mean([judge.weights[step - 1] for step in steps])
+    assert same(final, expected)
     about = read_about(trainer.folder.final)
     assert json.loads(about["steps"]) == steps
-    assert about["sha256"] == weights_digest(wanted)
+    assert about["sha256"] == weights_digest(expected)
     scores = json.loads(about["scores"])
     if len(steps) == 1:
-        assert len(judge.seen) == 7
+        assert len(judge.weights) == 7
         assert scores[criterion] == SCORES[steps[0] - 1]
     else:  # the mean is measured
-        assert len(judge.seen) == 8
-        assert same(judge.seen[7], wanted)
+        assert len(judge.weights) == 8
+        assert same(judge.weights[7], expected)
         assert scores[criterion] == of_mean
     kept = {*range(8 - trainer.spec.keep, 8), *trainer.progress.best} - {0, -1, -2, -3}
     assert trainer.folder.steps() == sorted(step for step in kept if step > 0)
 
 
-class Prints:
-    """A judge with whole metrics: (BLEU, loss) of each validation."""
+class MetricSequence:
+    """A validation that returns the given metrics: (BLEU, loss) of each validation."""
 
-    def __init__(self, *found: tuple[float, float], error: float = 0.0) -> None:
-        self.found, self.error = iter(found), error
+    def __init__(self, *metrics: tuple[float, float], error: float = 0.0) -> None:
+        self.metrics, self.error = iter(metrics), error
 
     def __call__(self, model: Model) -> Metrics:
-        bleu, loss = next(self.found)
+        bleu, loss = next(self.metrics)
         return {"bleu": float(bleu), "loss": float(loss), ERROR: self.error}
 
 
-def shipped(path: Path, judge: Prints, steps: int, **settings: Any) -> tuple[list[int], Metrics, int]:
-    """Steps and scores of the final weights, and where training ended."""
+def final_choice(path: Path, judge: MetricSequence, steps: int, **settings: Any) -> tuple[list[int], Metrics, int]:
+    """Train, and return (steps, scores) of the final weights and the last step of training."""
     path.mkdir(exist_ok=True)
     spec = spec_of(**{"steps": steps, "validate_every": 1} | settings)
     trainer = Trainer(tiny(), spec, bucketed(), RunFolder(path), judge, (), ranking("bleu"))
@@ -425,27 +427,27 @@ def shipped(path: Path, judge: Prints, steps: int, **settings: Any) -> tuple[lis
 
 
 def test_a_tie_with_a_falling_loss_is_progress(tmp_path: Path) -> None:
-    """One-word targets have no 4-gram: BLEU stays 0 while the loss falls. The least trained weights were shipped."""
-    judge = Prints(*((0.0, 5.0 - 0.1 * step) for step in range(12)))
-    assert shipped(tmp_path, judge, 12, patience=2, average=1)[::2] == ([12], 12)
+    """One-word targets have no 4-gram, so BLEU stays 0 as the loss falls. The first weights must not be chosen."""
+    judge = MetricSequence(*((0.0, 5.0 - 0.1 * step) for step in range(12)))
+    assert final_choice(tmp_path, judge, 12, patience=2, average=1)[::2] == ([12], 12)
 
 
 def test_training_stops_when_neither_score_nor_loss_improves(tmp_path: Path) -> None:
-    judge = Prints((1, 5), (2, 4), (2, 3), (3, 3.5), (3, 3.5), (2, 3.2), (9, 1))
-    assert shipped(tmp_path, judge, 7, patience=2)[2] == 6
+    judge = MetricSequence((1, 5), (2, 4), (2, 3), (3, 3.5), (3, 3.5), (2, 3.2), (9, 1))
+    assert final_choice(tmp_path, judge, 7, patience=2)[2] == 6
 
 
 def test_noise_of_the_score_is_no_reason_to_keep_early_weights(tmp_path: Path) -> None:
-    found = [(4.0, 6.0), (9.0, 5.0), (6.9, 2.0), (8.5, 3.0)]
-    assert shipped(tmp_path / "a", Prints(*found), 4, patience=0)[0] == [2]
-    assert shipped(tmp_path / "b", Prints(*found, error=4.0), 4, patience=0)[0] == [4]
+    metrics = [(4.0, 6.0), (9.0, 5.0), (6.9, 2.0), (8.5, 3.0)]
+    assert final_choice(tmp_path / "a", MetricSequence(*metrics), 4, patience=0)[0] == [2]
+    assert final_choice(tmp_path / "b", MetricSequence(*metrics, error=4.0), 4, patience=0)[0] == [4]
 
 
 @pytest.mark.parametrize("choose", ["best", "last"])
 @pytest.mark.parametrize(
     ("of_mean", "error", "kept"),
     [
-        ((86.7, 0.9), 0.0, [3]),  # as found on one-word targets: 97.4 was there
+        ((86.7, 0.9), 0.0, [3]),  # observed on one-word targets, where a checkpoint had 97.4
         ((97.5, 0.9), 0.0, "mean"),
         ((97.4, 0.5), 0.0, "mean"),  # as good, with as low a loss
         ((97.4, 0.6), 0.0, [3]),
@@ -456,8 +458,8 @@ def test_noise_of_the_score_is_no_reason_to_keep_early_weights(tmp_path: Path) -
 def test_a_mean_of_checkpoints_is_kept_only_if_it_is_as_good_as_the_best_of_them(
     tmp_path: Path, choose: str, of_mean: tuple[float, float], error: float, kept: Any
 ) -> None:
-    judge = Prints((20.0, 3.0), (60.0, 1.0), (97.4, 0.5), of_mean, error=error)
-    steps, scores, _ = shipped(tmp_path, judge, 3, patience=0, average=3, choose=choose)
+    judge = MetricSequence((20.0, 3.0), (60.0, 1.0), (97.4, 0.5), of_mean, error=error)
+    steps, scores, _ = final_choice(tmp_path, judge, 3, patience=0, average=3, choose=choose)
     if kept == "mean":
         assert sorted(steps) == [1, 2, 3]
         assert (scores["bleu"], scores["loss"]) == of_mean
@@ -477,24 +479,24 @@ def test_a_mean_of_checkpoints_is_kept_only_if_it_is_as_good_as_the_best_of_them
         ("last", 477, [425], [425, 450], 477),
     ],
 )
-def test_an_unfinished_run_is_used_by_a_single_checkpoint(
+def test_unfinished_training_uses_a_single_checkpoint(
     choose: Any, latest: int, best: list[int], validated: list[int], used: int
 ) -> None:
     assert newest_best(TrainSpec(choose=choose, average=5), latest, best, validated) == used
 
 
 def test_a_checkpoint_without_the_best_values_so_far_is_resumed(tmp_path: Path) -> None:
-    found = [(5.0, 3.0), (9.0, 2.0), (1.0, 2.5)]
+    metrics = [(5.0, 3.0), (9.0, 2.0), (1.0, 2.5)]
     spec = spec_of(4, validate_every=1, patience=0)
-    trainer = Trainer(tiny(), spec, bucketed(), RunFolder(tmp_path), Prints(*found), (), ranking("bleu"))
+    trainer = Trainer(tiny(), spec, bucketed(), RunFolder(tmp_path), MetricSequence(*metrics), (), ranking("bleu"))
     trainer.fit(lambda: "enough" if trainer.progress.step == 3 else None)
     path = trainer.folder.trainer(3, "json")
     state = json.loads(path.read_text())
     del state["reached"]
     path.write_text(json.dumps(state))
-    again = Trainer(tiny(), spec, bucketed(), RunFolder(tmp_path), Prints((2.0, 2.2)), (), ranking("bleu"))
-    assert again.resume()
-    assert (again.progress.reached["bleu"], again.progress.reached["loss"]) == (9.0, 2.0)
+    resumed = Trainer(tiny(), spec, bucketed(), RunFolder(tmp_path), MetricSequence((2.0, 2.2)), (), ranking("bleu"))
+    assert resumed.resume()
+    assert (resumed.progress.reached["bleu"], resumed.progress.reached["loss"]) == (9.0, 2.0)
 
 
 def test_memory_that_runs_out_in_a_validation_is_not_blamed_on_the_batch(tmp_path: Path) -> None:
@@ -507,26 +509,26 @@ def test_memory_that_runs_out_in_a_validation_is_not_blamed_on_the_batch(tmp_pat
 
 
 def test_without_validation_the_last_weights_are_final(tmp_path: Path) -> None:
-    seen: list[Weights] = []
+    weights: list[Weights] = []
     trainer = Trainer(tiny(), spec_of(7, save_every=2, average=2), bucketed(), RunFolder(tmp_path))
 
     def follow() -> None:
-        seen.append(copied(trainer.model))
+        weights.append(copied(trainer.model))
 
     trainer.fit(follow)
     assert json.loads(read_about(trainer.folder.final)["steps"]) == [6, 7]
-    assert same(read_tensors(trainer.folder.final), mean([seen[5], seen[6]]))
+    assert same(read_tensors(trainer.folder.final), mean([weights[5], weights[6]]))
 
 
-def test_a_validation_changes_nothing(tmp_path: Path) -> None:
+def test_validation_does_not_change_training(tmp_path: Path) -> None:
     judge = Judge("loss", [1.0] * 12)
     spec = spec_of(12, validate_every=1, patience=0)
-    watched = trained(tmp_path / "a", spec, bucketed(), tiny(0.3), measure=judge)
-    alone = trained(tmp_path / "b", spec_of(12), bucketed(), tiny(0.3))
-    assert same(copied(watched.model), copied(alone.model))
+    validated = trained(tmp_path / "a", spec, bucketed(), tiny(0.3), measure=judge)
+    unvalidated = trained(tmp_path / "b", spec_of(12), bucketed(), tiny(0.3))
+    assert same(copied(validated.model), copied(unvalidated.model))
 
 
-# -- stopping and going on
+# -- interrupted and resumed training
 
 RESUMING: dict[str, dict[str, Any]] = {
     "plain": {},
@@ -546,7 +548,7 @@ def held_out_loss(model: Model) -> Metrics:
 def in_sessions(
     path: Path, settings: dict[str, Any], stops: set[int], make: Callable[[float, int], Model] = tiny
 ) -> Trainer:
-    """Train to the end, leaving and coming back after each of `stops`, every time with other weights to begin with."""
+    """Train to the end, interrupted after each of the steps `stops`; every session starts with other random weights."""
     path.mkdir()
     spec = spec_of(STEPS, accumulate=2, validate_every=4, save_every=3, **settings)
     for session in count():
@@ -569,7 +571,7 @@ def stopping(trainer: Trainer, stops: set[int]) -> Callable[[], str | None]:
 
 @pytest.fixture(scope="module")
 def straight_runs(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Trainer]:
-    """Runs that were never stopped, one for each of `RESUMING`."""
+    """Uninterrupted training runs, one for each of `RESUMING`."""
     folder, runs = tmp_path_factory.mktemp("straight"), dict[str, Trainer]()
 
     def run(name: str) -> Trainer:
@@ -592,29 +594,32 @@ EVERY = set(range(1, STEPS))
         *(("moving average", EVERY), ("moving average", {5}), ("moving average", {4, 6})),
     ],
 )
-def test_stopping_anywhere_changes_nothing(
+def test_interruptions_do_not_change_the_result(
     tmp_path: Path, straight_runs: Callable[[str], Trainer], name: str, stops: set[int]
 ) -> None:
     straight = straight_runs(name)
     resumed = in_sessions(tmp_path / "resumed", RESUMING[name], stops)
-    one, other = straight.folder, resumed.folder
-    assert same(read_tensors(other.final), read_tensors(one.final))
-    assert read_about(other.final) == read_about(one.final)
-    assert other.steps() == one.steps()
-    assert all(same(read_tensors(other.weights(step)), read_tensors(one.weights(step))) for step in one.steps())
+    expected_folder, actual_folder = straight.folder, resumed.folder
+    assert same(read_tensors(actual_folder.final), read_tensors(expected_folder.final))
+    assert read_about(actual_folder.final) == read_about(expected_folder.final)
+    assert actual_folder.steps() == expected_folder.steps()
+    assert all(
+        same(read_tensors(actual_folder.weights(step)), read_tensors(expected_folder.weights(step)))
+        for step in expected_folder.steps()
+    )
     regular = [3, 4, 6, 8, 9, 12, 13]
     assert resumed.progress.saved == straight.progress.saved == regular[-straight.spec.keep :]
-    found, wanted = (asdict(t.progress) | {"seconds": 0, "clock": 0, "validation": 0} for t in (resumed, straight))
-    assert found == wanted
+    actual, expected = (asdict(t.progress) | {"seconds": 0, "clock": 0, "validation": 0} for t in (resumed, straight))
+    assert actual == expected
     assert straight.progress.place.epoch > 0  # the data began anew on the way
-    latest = one.latest(), other.latest()
+    latest = expected_folder.latest(), actual_folder.latest()
     assert latest[0] is not None
     assert latest[1] is not None
-    for a, b in zip(one.load(latest[0]), other.load(latest[1]), strict=True):
+    for a, b in zip(expected_folder.load(latest[0]), actual_folder.load(latest[1]), strict=True):
         assert same(a, b)
 
 
-def test_a_transformer_goes_on_as_if_it_had_not_stopped(tmp_path: Path) -> None:
+def test_interrupted_transformer_training_gives_equal_weights(tmp_path: Path) -> None:
     torch.set_default_dtype(torch.float32)
     settings = RESUMING["moving average"]
     straight = in_sessions(tmp_path / "straight", settings, set(), transformer)
@@ -633,15 +638,15 @@ def test_a_stop_leaves_a_checkpoint_that_is_never_averaged(tmp_path: Path) -> No
     latest = folder.latest()
     assert latest is not None
     assert (latest.step, Progress.of(latest.state).saved) == (5, [3])
-    again = Trainer(tiny(), spec, bucketed(), folder)
-    again.resume()
-    again.fit(stopping(again, {6}))  # where a checkpoint is due anyway
-    assert (again.progress.saved, folder.steps()) == ([3, 6], [3, 6])
+    resumed = Trainer(tiny(), spec, bucketed(), folder)
+    resumed.resume()
+    resumed.fit(stopping(resumed, {6}))  # where a checkpoint is due anyway
+    assert (resumed.progress.saved, folder.steps()) == ([3, 6], [3, 6])
 
 
-def test_a_process_that_is_killed_goes_on_from_its_last_checkpoint(tmp_path: Path) -> None:
+def test_killed_training_resumes_from_its_last_checkpoint(tmp_path: Path) -> None:
     class KilledError(BaseException):
-        """As if the process had ended."""
+        """Simulates a killed process."""
 
     def kill(trainer: Trainer) -> Callable[[], str | None]:
         def stop() -> str | None:
@@ -658,11 +663,11 @@ def test_a_process_that_is_killed_goes_on_from_its_last_checkpoint(tmp_path: Pat
     trainer = Trainer(tiny(0.3), spec, bucketed(), folder)
     with pytest.raises(KilledError):
         trainer.fit(kill(trainer))
-    again = Trainer(tiny(0.3, seed=7), spec, bucketed(), folder)
-    assert again.resume()
-    assert again.progress.step == 6
-    again.fit()
-    assert same(copied(again.model), copied(straight.model))
+    resumed = Trainer(tiny(0.3, seed=7), spec, bucketed(), folder)
+    assert resumed.resume()
+    assert resumed.progress.step == 6
+    resumed.fit()
+    assert same(copied(resumed.model), copied(straight.model))
     assert same(read_tensors(folder.final), read_tensors(straight.folder.final))
 
 
@@ -670,13 +675,13 @@ def test_early_stopping_counts_across_sessions(tmp_path: Path) -> None:
     scores = [3.0, 2.0, 4.0, 5.0, 6.0, 7.0]
     spec = spec_of(6, validate_every=1, patience=3)
     folder = RunFolder(tmp_path)
-    seen = 0
+    validations = 0
     for stop in (1, 3, 4, None):
-        judge = Judge("loss", scores[seen:])
+        judge = Judge("loss", scores[validations:])
         trainer = Trainer(tiny(), spec, bucketed(), folder, judge)
         trainer.resume()
         outcome = trainer.fit(stopping(trainer, set() if stop is None else {stop}))
-        seen += len(judge.seen)
+        validations += len(judge.weights)
     assert (outcome.finished, outcome.step) == (True, 5)
     assert json.loads(read_about(folder.final)["steps"]) == [2]
 
@@ -685,18 +690,18 @@ def test_a_run_killed_before_its_final_weights_gets_them(tmp_path: Path) -> None
     trainer, _ = judged(tmp_path, [3.0, 2.0, 4.0])
     final = read_tensors(trainer.folder.final)
     trainer.folder.final.unlink()
-    again = Trainer(tiny(seed=9), trainer.spec, bucketed(), trainer.folder, Judge("loss", []))
-    assert again.resume()
-    outcome = again.fit()
+    resumed = Trainer(tiny(seed=9), trainer.spec, bucketed(), trainer.folder, Judge("loss", []))
+    assert resumed.resume()
+    outcome = resumed.fit()
     assert (outcome.finished, outcome.step) == (True, 3)
     assert same(read_tensors(trainer.folder.final), final)
 
 
-def test_nothing_to_go_on_from_is_said(tmp_path: Path) -> None:
+def test_resume_without_a_checkpoint_returns_false(tmp_path: Path) -> None:
     assert Trainer(tiny(), spec_of(3), bucketed(), RunFolder(tmp_path)).resume() is False
 
 
-def test_progress_comes_back_from_json() -> None:
+def test_progress_round_trips_through_json() -> None:
     progress = Progress(
         *(7, Place(2, 3), 99, 1.5, [3, 6], {3: {"loss": 2.0}, 6: {"loss": 1.0}}, [6, 3], {"loss": 1.0}),
         *(1, {"scale": 2.0}),
@@ -708,17 +713,17 @@ def test_progress_comes_back_from_json() -> None:
 
 
 def poisoned(trainer: Trainer, step: int, what: str) -> None:
-    """From `step` on, the loss is no number; or it is one, but its gradient is not."""
-    whole = trainer.update.loss
+    """From `step` on, make the loss NaN, or its gradient infinite."""
+    original_loss = trainer.update.loss
 
     def loss(batch: Any) -> Loss:
-        found = whole(batch)
+        result = original_loss(batch)
         if trainer.progress.step < step:
-            return found
+            return result
         if what == "loss":
-            return found._replace(total=found.total * math.nan)
+            return result._replace(total=result.total * math.nan)
         zero = next(trainer.model.parameters()).sum() * 0
-        return found._replace(total=found.total + zero.sqrt())  # the slope of a root is infinite at 0
+        return result._replace(total=result.total + zero.sqrt())  # the slope of a root is infinite at 0
 
     trainer.update = replace(trainer.update, loss=loss)
 
@@ -728,28 +733,28 @@ def poisoned(trainer: Trainer, step: int, what: str) -> None:
     ("log_every", "validate_every", "save_every", "stop"),
     [(1, 100, 3, None), (100, 5, 3, None), (100, 100, 3, 5), (100, 100, 3, None)],
 )
-def test_a_loss_that_is_no_number_ends_the_run(
+def test_nan_loss_or_gradient_ends_training(
     tmp_path: Path, what: str, log_every: int, validate_every: int, save_every: int, stop: int | None
 ) -> None:
-    """The fifth is the first bad step; it is found before anything is validated or saved, whatever is due."""
-    notes = Notes()
+    """Step 5 is the first bad step. It is detected before the next validation or checkpoint."""
+    recorder = Recorder()
     spec = spec_of(20, log_every=log_every, validate_every=validate_every, save_every=save_every)
-    trainer = Trainer(tiny(), spec, bucketed(), RunFolder(tmp_path), held_out_loss, [notes])
+    trainer = Trainer(tiny(), spec, bucketed(), RunFolder(tmp_path), held_out_loss, [recorder])
     poisoned(trainer, 5, what)
-    with pytest.raises(DivergedError, match=r"lower train\.optimizer\.learning_rate") as found:
+    with pytest.raises(DivergedError, match=r"lower train\.optimizer\.learning_rate") as error:
         trainer.fit(stopping(trainer, set() if stop is None else {stop}))
     raised = 6 if log_every == validate_every == 100 and stop is None else 5
-    assert f"at step {raised}: training diverged" in str(found.value)
+    assert f"at step {raised}: training diverged" in str(error.value)
     latest = trainer.folder.latest()
     assert latest is not None
     assert latest.step == 3
     assert all(tensor.isfinite().all() for tensors in trainer.folder.load(latest) for tensor in tensors.values())
     assert trainer.folder.steps() == [3]
     assert not trainer.folder.final.exists()
-    assert notes.events[-1]["event"] == "step"
-    again = Trainer(tiny(seed=4), spec, bucketed(), trainer.folder, held_out_loss)
-    assert again.resume()
-    again.fit()
+    assert recorder.events[-1]["event"] == "step"
+    resumed = Trainer(tiny(seed=4), spec, bucketed(), trainer.folder, held_out_loss)
+    assert resumed.resume()
+    resumed.fit()
 
 
 def test_steps_that_overflowed_in_float16_are_counted_and_not_averaged() -> None:
@@ -757,8 +762,8 @@ def test_steps_that_overflowed_in_float16_are_counted_and_not_averaged() -> None
     for norm in (1.0, math.inf, 3.0):
         window.results.append(StepResult(torch.tensor(4.0), torch.tensor(4.0), torch.tensor(norm)))
     window.labels = window.places = 3
-    found = window.metrics(scaled=True)
-    assert (found["loss"], found["gradient"], found["skipped"]) == (4.0, 2.0, 1)
+    metrics = window.metrics(scaled=True)
+    assert (metrics["loss"], metrics["gradient"], metrics["skipped"]) == (4.0, 2.0, 1)
     assert window.metrics(scaled=False)["gradient"] == math.inf
     window.results = [StepResult(torch.tensor(4.0), torch.tensor(4.0), torch.tensor(math.inf))]
     assert "gradient" not in window.metrics(scaled=True)
@@ -771,18 +776,18 @@ def test_a_gradient_that_overflows_at_every_scale_ends_the_run(tmp_path: Path) -
         trainer.fit()
 
 
-# -- what is told
+# -- events
 
 
-def test_watchers_are_told_in_order(tmp_path: Path) -> None:
-    notes = Notes(), Notes()
+def test_watchers_receive_events_in_order(tmp_path: Path) -> None:
+    recorders = Recorder(), Recorder()
     judge = Judge("loss", [3.0, 2.0, 2.5])
     spec = spec_of(5, validate_every=2, save_every=3, log_every=2, average=2)
-    trainer = Trainer(tiny(), spec, bucketed(), RunFolder(tmp_path), judge, notes)
+    trainer = Trainer(tiny(), spec, bucketed(), RunFolder(tmp_path), judge, recorders)
     judge.scores.append(1.0)  # of the mean
     trainer.fit()
-    told = [(event["event"], event["step"]) for event in notes[0].events]
-    assert told == [
+    events = [(event["event"], event["step"]) for event in recorders[0].events]
+    assert events == [
         ("start", 0),
         *(("step", 2), ("valid", 2), ("save", 2)),
         *(("step", 3), ("save", 3)),
@@ -790,25 +795,25 @@ def test_watchers_are_told_in_order(tmp_path: Path) -> None:
         *(("step", 5), ("valid", 5), ("save", 5)),
         *(("final", 5), ("end", 5)),
     ]
-    assert notes[1].events == notes[0].events
-    start, final, end = notes[0].events[0], notes[0].events[-2], notes[0].events[-1]
+    assert recorders[1].events == recorders[0].events
+    start, final, end = recorders[0].events[0], recorders[0].events[-2], recorders[0].events[-1]
     assert (start["steps"], start["device"], start["precision"]) == (5, "cpu", "torch.float32")
-    assert [event["best"] for event in notes[0].of("valid")] == [2, 4, 4]
-    assert [event["loss"] for event in notes[0].of("valid")] == [3.0, 2.0, 2.5]
+    assert [event["best"] for event in recorders[0].of("valid")] == [2, 4, 4]
+    assert [event["loss"] for event in recorders[0].of("valid")] == [3.0, 2.0, 2.5]
     assert (final["steps"], final["loss"]) == ([4, 5], 1.0)
     assert (end["finished"], end["why"]) == (True, "all 5 steps done")
 
 
-def test_a_line_is_a_mean_over_the_steps_since_the_last(tmp_path: Path) -> None:
+def test_step_event_has_means_since_the_previous_one(tmp_path: Path) -> None:
     items = [item_of(pairs(12), [n, n + 4, n + 7]) for n in range(4)]
-    notes = Notes(), Notes()
-    trained(tmp_path / "a", spec_of(4, log_every=1), Scripted(items), watchers=[notes[0]])
-    trained(tmp_path / "b", spec_of(4, log_every=4), Scripted(items), watchers=[notes[1]])
-    each, (whole,) = notes[0].of("step"), notes[1].of("step")
+    recorders = Recorder(), Recorder()
+    trained(tmp_path / "a", spec_of(4, log_every=1), Scripted(items), watchers=[recorders[0]])
+    trained(tmp_path / "b", spec_of(4, log_every=4), Scripted(items), watchers=[recorders[1]])
+    each, (whole,) = recorders[0].of("step"), recorders[1].of("step")
     labels = [item.labels for item in items]
     for name in ("loss", "nll"):
-        wanted = sum(n * event[name] for n, event in zip(labels, each, strict=True)) / sum(labels)
-        assert whole[name] == pytest.approx(wanted, rel=1e-9)
+        expected = sum(n * event[name] for n, event in zip(labels, each, strict=True)) / sum(labels)
+        assert whole[name] == pytest.approx(expected, rel=1e-9)
     assert whole["gradient"] == pytest.approx(sum(event["gradient"] for event in each) / 4)
     assert [event["padding"] for event in each] == pytest.approx([item.padding / item.places for item in items])
     assert whole["padding"] == pytest.approx(sum(i.padding for i in items) / sum(i.places for i in items))
@@ -821,11 +826,11 @@ def test_a_line_is_a_mean_over_the_steps_since_the_last(tmp_path: Path) -> None:
     assert each[0]["loss"] != each[0]["nll"]  # the model smooths its labels
 
 
-def test_speed_is_that_of_training_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_logged_speed_excludes_validation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
     monkeypatch.setattr(loop.time, "perf_counter", lambda: now[0])
     monkeypatch.setattr(loop, "LogWindow", lambda: LogWindow(began=now[0]))
-    notes = Notes()
+    recorder = Recorder()
     item = item_of(pairs(4), range(4))
 
     def measure(model: Model) -> Metrics:
@@ -833,22 +838,22 @@ def test_speed_is_that_of_training_alone(tmp_path: Path, monkeypatch: pytest.Mon
         return {"loss": 1.0}
 
     spec = spec_of(6, log_every=2, validate_every=2, patience=0)
-    trainer = Trainer(tiny(), spec, Scripted([item]), RunFolder(tmp_path), measure, [notes])
-    whole = trainer.update.loss
+    trainer = Trainer(tiny(), spec, Scripted([item]), RunFolder(tmp_path), measure, [recorder])
+    original_loss = trainer.update.loss
 
     def loss(batch: Any) -> Loss:
         now[0] += 4
-        return whole(batch)
+        return original_loss(batch)
 
     trainer.update = replace(trainer.update, loss=loss)
     trainer.fit()
-    assert [event["tokens_per_second"] for event in notes.of("step")] == [item.labels / 4] * 3
-    assert [event["time"] for event in notes.of("step")] == [8, 16, 24]
-    assert [event["seconds"] for event in notes.of("valid")] == [1000] * 3
+    assert [event["tokens_per_second"] for event in recorder.of("step")] == [item.labels / 4] * 3
+    assert [event["time"] for event in recorder.of("step")] == [8, 16, 24]
+    assert [event["seconds"] for event in recorder.of("valid")] == [1000] * 3
     assert trainer.progress.seconds == 24
 
 
-def test_a_log_forgets_what_was_lost(tmp_path: Path) -> None:
+def test_log_of_resumed_training_has_every_step_once(tmp_path: Path) -> None:
     spec = spec_of(10, log_every=1, save_every=4)
     folder = RunFolder(tmp_path)
 
@@ -869,7 +874,7 @@ def test_a_log_forgets_what_was_lost(tmp_path: Path) -> None:
     assert [line["step"] for line in lines if line["event"] == "step"] == list(range(1, 11))
 
 
-def test_a_prefetching_thread_does_not_outlive_its_run(tmp_path: Path) -> None:
+def test_prefetching_thread_does_not_outlive_training(tmp_path: Path) -> None:
     for n, loss in enumerate((None, ValueError("broken"))):
         trainer = Trainer(tiny(), spec_of(2), bucketed(), RunFolder(tmp_path))
         if loss is not None:
@@ -883,7 +888,7 @@ def test_a_prefetching_thread_does_not_outlive_its_run(tmp_path: Path) -> None:
         assert not trainer.prefetch._thread.is_alive()
 
 
-def test_a_stream_that_fails_ends_the_run(tmp_path: Path) -> None:
+def test_error_of_the_loader_ends_training(tmp_path: Path) -> None:
     class Failing(Scripted):
         def after(self, place: Place) -> Iterator[tuple[Item, Place]]:
             raise DataError("the disk is gone")
@@ -904,7 +909,7 @@ def test_a_cpu_trains_in_float32() -> None:
 
 
 @pytest.mark.parametrize(("real", "chosen"), [(True, torch.bfloat16), (False, torch.float16)])
-def test_a_gpu_that_imitates_bfloat16_trains_in_float16(
+def test_gpu_that_emulates_bfloat16_trains_in_float16(
     real: bool, chosen: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation=True: real or including_emulation)
@@ -922,13 +927,13 @@ def test_a_gpu_that_imitates_bfloat16_trains_in_float16(
         ({"choose": "last", "average": 6, "keep": 5}, "average"),
     ],
 )
-def test_training_that_cannot_be_meant_is_refused(settings: dict[str, Any], path: str) -> None:
+def test_invalid_settings_are_refused(settings: dict[str, Any], path: str) -> None:
     with pytest.raises(SpecError) as raised:
         TrainSpec(**settings)
     assert raised.value.path == path
 
 
-def test_steps_with_a_schedule_of_their_own(tmp_path: Path) -> None:
+def test_constant_schedule_uses_the_peak_learning_rate(tmp_path: Path) -> None:
     trainer = trained(tmp_path, spec_of(1, schedule=Constant(), optimizer=AdamW(learning_rate=0.5)), one_batch())
     moved = [(p - q).detach().abs().max() for p, q in zip(trainer.model.parameters(), tiny().parameters(), strict=True)]
     assert float(max(moved)) == pytest.approx(0.5, rel=1e-6)  # Adam's first step is as long as its rate

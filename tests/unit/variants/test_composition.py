@@ -1,4 +1,4 @@
-"""Combined rows: any two build, train and decode together, or are refused with an error that names both."""
+"""Combined rows of the table: any two build, train and decode together, or the error names both."""
 
 import os
 import random
@@ -35,7 +35,7 @@ def base() -> ModelSpec:
 
 ALL = [pair for first, other in combinations(ROWS, 2) for pair in ((first, other), (other, first))]
 # All 2,550 ordered pairs take a minute and a half: REGARD_PAIRS=2550.
-PAIRED = random.Random(4).sample(ALL, int(os.environ.get("REGARD_PAIRS", "60")))
+SAMPLED = random.Random(4).sample(ALL, int(os.environ.get("REGARD_PAIRS", "60")))
 
 
 @cache
@@ -50,8 +50,8 @@ def refusal(pair: tuple[str, str]) -> str | None:
 
 @pytest.mark.parametrize("number", range(20))
 def test_two_rows_train_and_decode_together(number: int, learned: Learned) -> None:
-    """Yield the pairs that can be combined, building each only when it is requested."""
-    pair = next(islice((pair for pair in PAIRED if refusal(pair) is None), number, None))
+    """Pairs that cannot be combined are skipped."""
+    pair = next(islice((pair for pair in SAMPLED if refusal(pair) is None), number, None))
     model = build(combine(pair, base()), seed=learned.seeds(1)[0])
     assert isinstance(model, Generator)
     batch = translation(PAIRS)
@@ -75,8 +75,8 @@ def test_two_rows_train_and_decode_together(number: int, learned: Learned) -> No
 
 
 def test_pairs_that_cannot_be_combined_are_refused_by_name() -> None:
-    refused = {pair: sentence for pair in PAIRED if (sentence := refusal(pair)) is not None}
-    assert 0 < len(refused) < len(PAIRED) / 2
+    refused = {pair: sentence for pair in SAMPLED if (sentence := refusal(pair)) is not None}
+    assert 0 < len(refused) < len(SAMPLED) / 2
     for (first, other), sentence in refused.items():
         assert repr(first) in sentence, sentence
         assert repr(other) in sentence, sentence

@@ -42,7 +42,7 @@ def parts(spec: Any, kind: type) -> list[Any]:
 @pytest.mark.parametrize("name", ALL)
 def test_variants_apply_to_every_base(name: str, base: str) -> None:
     if (name, base) == ("grouped_query", "bert_base"):
-        with pytest.raises(SpecError, match="changes nothing here"):  # an encoder keeps no keys and values
+        with pytest.raises(SpecError, match="changes nothing here"):  # it does not change encoders
             apply(name, preset(base))
         return
     changed = apply(name, preset(base))
@@ -107,7 +107,7 @@ def test_evolved_blocks_as_in_the_paper() -> None:
     many = changed.decoder.pattern[0].branches[0].branches[0]
     assert (many.heads, many.d_head) == (16, None)
     big: Any = apply("evolved_so", preset("transformer_big"))
-    assert big.decoder.pattern[0].branches[0].branches[0] == SelfAttention()  # 16 already
+    assert big.decoder.pattern[0].branches[0].branches[0] == SelfAttention()  # it already has 16 heads
 
 
 def test_evolved_decoder_without_an_encoder() -> None:
@@ -128,13 +128,13 @@ def test_doubled_heads_have_positions(name: str, position: str) -> None:
 
 
 def test_evolved_blocks_can_be_shared() -> None:
-    for unique, left in ((1, 1), (4, 2)):
+    for unique, expected in ((1, 1), (4, 2)):
         shared = swap(preset("transformer_tiny"), Plain, lambda stack, n=unique: replace(stack, unique=n))
-        assert {stack.unique for stack in parts(apply("evolved", shared), Plain)} == {left}
+        assert {stack.unique for stack in parts(apply("evolved", shared), Plain)} == {expected}
 
 
 @pytest.mark.parametrize(
-    ("base", "words"),
+    ("base", "message"),
     [
         ("transformer_small", "an evolved block replaces two layers, so the depth must be even, not 3"),
         ("universal", "evolved blocks need a plain stack of equal blocks, which the encoder is not"),
@@ -145,14 +145,14 @@ def test_evolved_blocks_can_be_shared() -> None:
         ("mixed", "the branches of the encoder have different residual rules"),
     ],
 )
-def test_bases_without_an_evolved_form_are_refused(base: str, words: str) -> None:
+def test_bases_without_an_evolved_form_are_refused(base: str, message: str) -> None:
     bases: dict[str, Any] = {
         "transformer_small": lambda: preset("transformer_small"),
         "universal": lambda: apply("universal", preset("narang_base")),
         "light_conv": lambda: apply("light_conv", preset("narang_base")),
         "mixed": lambda: replace(preset("sahai"), encoder=replace(preset("sahai").encoder, depth=2)),  # type: ignore[reportAttributeAccessIssue]
     }
-    with pytest.raises(SpecError, match=f"^variants: {words}"):
+    with pytest.raises(SpecError, match=f"^variants: {message}"):
         apply("evolved", bases[base]())
 
 

@@ -1,7 +1,7 @@
-"""Every row of the table as a full model, computed by its formulas: one pair of sentences at a time, without padding.
+"""Every row of the table, compared with its formulas for a full model: one sentence pair at a time, without padding.
 
-The formulas are those of the papers in the form that Narang et al. 2021 ran. Nothing of the package computes here but
-the model under test, whose weights are read by name. Parts have tests of their own, with more cases: tests/unit/nn.
+The formulas are those of the papers, in the form that Narang et al. 2021 ran. They do not use the package, except for
+the weights of the tested model, which are read by name. tests/unit/nn has tests of single parts with more cases.
 """
 
 import math
@@ -83,7 +83,7 @@ class Scene:
         return name in self.weights
 
     def dense(self, name: str, x: Tensor) -> Tensor:
-        """x W' + b, or without b if there is none."""
+        """Return x W' + b, or x W' if there is no bias."""
         y = x @ self.weights[f"{name}.weight"].T
         return y + self.weights[f"{name}.bias"] if self.has(f"{name}.bias") else y
 
@@ -109,18 +109,18 @@ def bucket(distance: int, causal: bool) -> int:
 
 
 def mixed(v: Tensor, heads: int, score: Callable[[int], Tensor], causal: bool) -> list[Tensor]:
-    """softmax(score) v of each head; with a causal mask, the scores of a query end with its own key."""
+    """Return softmax(score) v for every head. With a causal mask, a query attends to no later key."""
     outputs = []
-    for h, mine in enumerate(v.chunk(heads, -1)):
+    for h, v_h in enumerate(v.chunk(heads, -1)):
         scores = score(h)
         if causal:
             scores = scores.masked_fill(torch.ones_like(scores, dtype=torch.bool).triu(1), -torch.inf)
-        outputs.append(scores.softmax(-1) @ mine)
+        outputs.append(scores.softmax(-1) @ v_h)
     return outputs
 
 
 def biased(scene: Scene, table: str, h: int, T: int) -> Tensor:
-    """The position bias of each of T queries and T keys."""
+    """Return the position bias of a head for T queries and T keys."""
     index = [[bucket(j - i, scene.causal) for j in range(T)] for i in range(T)]
     return scene.weights[f"{scene.side}.{table}.weight"][h][torch.tensor(index)]
 
@@ -166,7 +166,7 @@ def feedforward(scene: Scene, name: str, y: Tensor, phi: str | None = None) -> T
 
 
 def windows(rows: Tensor, width: int, causal: bool) -> list[Tensor]:
-    """The inputs of the convolution at each position, zeros beyond the sentence: centred, or causal."""
+    """Return the inputs of a centred or causal convolution at every position. There are zeros around the sentence."""
     before = width - 1 if causal else width // 2
     padded = torch.cat((rows.new_zeros(before, rows.shape[1]), rows, rows.new_zeros(width - 1 - before, rows.shape[1])))
     return [padded[t : t + width] for t in range(len(rows))]
@@ -213,7 +213,7 @@ def evolved_decoder_conv(scene: Scene, name: str, y: Tensor) -> Tensor:
 
 
 def evolved_attentions(scene: Scene, name: str, y: Tensor) -> Tensor:
-    """Twice the heads, parallel to cross-attention, with their own table of position biases."""
+    """Self-attention with twice the heads and its own position biases, in parallel with cross-attention."""
     heads = self_heads(scene, f"{name}.branches.0", y, 12, "positions.12")
     own = scene.dense(f"{name}.branches.0.output", torch.cat(heads, -1))
     return own + cross_attention(scene, f"{name}.branches.1", y)
@@ -236,10 +236,10 @@ def synthesizer(scores: str, mix: str) -> Branch:
             q, k, v = scene.dense(f"{name}.qkv", y).chunk(3, -1)
 
         def score(h: int) -> Tensor:
-            mine, T = slice(h * width, (h + 1) * width), len(y)
+            columns, T = slice(h * width, (h + 1) * width), len(y)
             if scores == "dense":
                 assert q is not None
-                synthetic = relu(q[:, mine]) @ w[f"{name}.scores.weight"][:T].T
+                synthetic = relu(q[:, columns]) @ w[f"{name}.scores.weight"][:T].T
             elif scores == "random":
                 synthetic = w[f"{name}.scores.weight"][h, :T, :T]
             else:
@@ -247,7 +247,7 @@ def synthesizer(scores: str, mix: str) -> Branch:
                 synthetic = w[f"{name}.scores.queries"][h, :T] @ w[f"{name}.scores.keys"][h, :T].T
             if k is not None and q is not None:
                 share = sigmoid(w[f"{name}.alpha"]) if mix == "alpha" else None
-                product = q[:, mine] @ k[:, mine].T
+                product = q[:, columns] @ k[:, columns].T
                 synthetic = product + synthetic if share is None else (1 - share) * product + share * synthetic
             return synthetic + biased(scene, "positions.4", h, T)
 
@@ -270,7 +270,7 @@ def weighted(scene: Scene, name: str, y: Tensor) -> Tensor:
 
 
 def experts(used: int) -> Branch:
-    """3.13, in evaluation: the best expert times its probability, or the best two in proportion."""
+    """3.13, in evaluation: the best expert times its probability, or the two best weighted by their probabilities."""
 
     def branch(scene: Scene, name: str, y: Tensor) -> Tensor:
         router, up, down = (scene.weights[f"{name}.{part}"] for part in ("router", "up", "down"))
@@ -287,7 +287,7 @@ def experts(used: int) -> Branch:
 
 
 def product_keys(scene: Scene, name: str, y: Tensor) -> Tensor:
-    """3.18: of all n^2 keys the best 32, for each of 4 heads."""
+    """3.18: for each of 4 heads, a weighted sum of the values of the best 32 of all n^2 keys."""
     keys, memory = scene.weights[f"{name}.keys"], scene.weights[f"{name}.memory"]
     queries = scene.norm(f"{name}.norm", scene.dense(f"{name}.query", y).view(len(y), 4, 2, -1), layer_norm)
     out = []
@@ -302,14 +302,14 @@ def product_keys(scene: Scene, name: str, y: Tensor) -> Tensor:
 
 
 def plain_head(scene: Scene, h: Tensor) -> tuple[Tensor, Tensor]:
-    """log p of every id, and the (log Z)^2 of each label."""
+    """Return (log p of every id, (log Z)^2 for each label)."""
     scores = h @ table(scene, 2).T
     log_z = scores.exp().sum(-1, keepdim=True).log()
     return scores - log_z, (log_z**2).expand(-1, V)
 
 
 def adaptive_head(scene: Scene, h: Tensor) -> tuple[Tensor, Tensor]:
-    """3.8: the first cluster and one row for each tail, then the tail."""
+    """3.8: a softmax over the first cluster and one entry per tail, then a softmax over the tail."""
     first, *tails = clusters(scene)
     scores = h @ torch.cat((first, scene.weights["head.tails"])).T
     outer_z = scores.exp().sum(-1, keepdim=True).log()
@@ -341,19 +341,19 @@ class Row:
     gated: bool = False
     hidden: int = 24
     base: int = 2  # layers of each stack of the base
-    depth: int = 2  # and of the row
+    depth: int = 2  # layers of each stack of the row
     heads: int = 6
     rule: str = "pre_norm"
     norms: Mapping[str, Norm | None] = field(default_factory=lambda: dict.fromkeys(("encoder", "decoder"), layer_norm))
     encoder: tuple[Branch, ...] = (self_attention, feedforward)
     decoder: tuple[Branch, ...] = (self_attention, cross_attention, feedforward)
-    instead: Mapping[tuple[str, int], Branch] = field(default_factory=dict)  # of the feed-forward in a layer of a stack
+    instead: Mapping[tuple[str, int], Branch] = field(default_factory=dict)  # of feed-forward layers
     shared: tuple[str, ...] = ()  # stacks of one block
     tables: tuple[str, str, str] = ("source", "source", "source")  # of source, target and output
     narrow: tuple[str, ...] = ()  # tables of width 4 with a projection
     widths: tuple[int, ...] = ()  # of the clusters of an adaptive table
     head: Callable[[Scene, Tensor], tuple[Tensor, Tensor]] = plain_head
-    trained: bool = True  # False: only in evaluation is it a function of its input
+    trained: bool = True  # False: compared in evaluation mode, because training is random
 
 
 def gated(phi: str) -> Row:
@@ -432,7 +432,7 @@ ROWS = {
 
 
 def clusters(scene: Scene) -> list[Tensor]:
-    """The vectors of each cluster of an adaptive table: common ids first."""
+    """Return the vectors of each cluster of an adaptive table, most frequent ids first."""
     vectors = []
     for c, width in enumerate(scene.row.widths):
         name = f"tables.tables.source.clusters.{c}"
@@ -443,7 +443,7 @@ def clusters(scene: Scene) -> list[Tensor]:
 
 
 def table(scene: Scene, use: int) -> Tensor:
-    """The full vocabulary matrix of the source, the target or the output."""
+    """Return the full vocabulary matrix of the source (0), the target (1) or the output (2)."""
     owner = scene.row.tables[use]
     if scene.row.widths:
         return torch.cat(clusters(scene))
@@ -456,7 +456,7 @@ def table(scene: Scene, use: int) -> Tensor:
 
 
 def joined(scene: Scene, name: str, branch: Branch, x: Tensor) -> Tensor:
-    """The residual stream after a branch."""
+    """Return the residual stream after a sublayer."""
     w, rule = scene.weights, scene.row.rule
     if rule == "fixup":
         return x + w[f"{name}.scale"] * branch(scene, f"{name}.branch", x + w[f"{name}.shift"])
@@ -481,7 +481,7 @@ def halved(x: Tensor) -> Tensor:
 
 
 def stack(scene: Scene, x: Tensor, shortens: bool) -> list[Tensor]:
-    """The residual stream before the first layer and after each layer; the last one is the output of the stack."""
+    """Return the residual stream before the first layer and after each layer. The last one is the stack's output."""
     row, side, w = scene.row, scene.side, scene.weights
     streams = [x]
     for layer in range(row.depth):
@@ -505,7 +505,7 @@ def stack(scene: Scene, x: Tensor, shortens: bool) -> list[Tensor]:
 def predict(
     row: Row, name: str, weights: Mapping[str, Tensor], source: list[int], target: list[int]
 ) -> tuple[Tensor, Tensor]:
-    """log p of every id after each token of the target, and (log Z)^2."""
+    """Return (log p of every id after each target token, (log Z)^2)."""
     scene = Scene(row, weights, "encoder")
     streams = stack(scene, table(scene, 0)[source], shortens=name == "funnel")
     memory = [streams[-1]] * row.depth
@@ -544,23 +544,23 @@ def gradients(loss: Tensor, parameters: Sequence[Tensor]) -> list[Tensor]:
 @pytest.mark.parametrize("name", ROWS)
 def test_a_row_equals_its_formula(name: str) -> None:
     """Compare log p, the loss with z-loss, and all gradients, for two pairs of sentences of different lengths."""
-    row, ours = ROWS[name], model(name)
+    row, tested_model = ROWS[name], model(name)
     sources, targets = [[5, 9, 14, 3, 28, 7, 7, 11, 20, 4], [8, 3, 1]], [[0, 6, 21], [0, 12, 4, 25]]
     labels = [[6, 21, 1], [12, 28, 25, 1]]
     (source, source_seg), (target, target_seg) = pad(sources), pad(targets)
     batch = Batch(target, pad(labels)[0], target_seg, source, source_seg)
-    weights = dict(ours.named_parameters())
-    log_probs, total = ours.log_probs(batch), torch.zeros(())
+    weights = dict(tested_model.named_parameters())
+    log_probs, expected_loss = tested_model.log_probs(batch), torch.zeros(())
     for b in range(2):
         expected, squares = predict(row, name, weights, sources[b], targets[b])
         torch.testing.assert_close(log_probs[b, : len(targets[b])], expected, rtol=1e-9, atol=1e-9)
         at = range(len(labels[b])), labels[b]
-        total = total + ((Z if row.trained else 0.0) * squares[at] - expected[at]).sum()
-    loss = ours.loss(batch).total
-    torch.testing.assert_close(loss, total, rtol=1e-10, atol=1e-10)
+        expected_loss = expected_loss + ((Z if row.trained else 0.0) * squares[at] - expected[at]).sum()
+    loss = tested_model.loss(batch).total
+    torch.testing.assert_close(loss, expected_loss, rtol=1e-10, atol=1e-10)
     gradient_pairs = zip(
-        weights, gradients(loss, list(weights.values())), gradients(total, list(weights.values())), strict=True
+        weights, gradients(loss, list(weights.values())), gradients(expected_loss, list(weights.values())), strict=True
     )
-    for key, mine, expected_gradient in gradient_pairs:
+    for key, gradient, expected_gradient in gradient_pairs:
         assert expected_gradient.abs().max() > 1e-9, f"{key} has no effect"
-        torch.testing.assert_close(mine, expected_gradient, rtol=1e-8, atol=1e-9)
+        torch.testing.assert_close(gradient, expected_gradient, rtol=1e-8, atol=1e-9)

@@ -1,4 +1,4 @@
-"""Variants: each changes its part, keeps the rest and builds; one without effect is refused."""
+"""Variants: each changes one part, keeps the rest and builds. A variant without effect is refused."""
 
 from typing import Any
 
@@ -20,15 +20,15 @@ from regard.presets import PRESETS, preset
 from regard.tree import diff, swap, walk
 from regard.variants import VARIANTS, apply
 
-# A post-norm model with sinusoids at its input has these already.
+# A post-norm model with sinusoids at its input already has these.
 NOT_SMALL = {"post_norm", "sandwich", "sinusoidal"}
 # A decoder alone shares no tables with a source and has no encoder; GPT-2 is pre-norm with GELU.
 NOT_GPT2 = {
     *("funnel", "tied_decoder", "tied_inputs", "untied", "block_sharing_encoder", "pre_norm", "gelu"),
     *("decoder_only", "prefix_lm", "transparent", "transparent_normed"),
 }
-# Twice as deep is not the end of it, nor is the base itself a change.
-AGAIN = {"layers_24", "layers_18", "layers_8", "layers_6", "vanilla"}
+# Depth variants can be applied again, and vanilla changes nothing.
+REPEATABLE = {"layers_24", "layers_18", "layers_8", "layers_6", "vanilla"}
 GATED = {"geglu", "glu", "liglu", "reglu", "swiglu"}
 ACTIVATIONS = {
     **{"elu": "elu", "gelu": "gelu_tanh", "selu": "selu", "sigmoid": "sigmoid", "softplus": "softplus"},
@@ -49,7 +49,7 @@ def test_every_variant_changes_a_transformer(name: str) -> None:
     model = build(changed, seed=1)
     loss = model.loss(translation([([5, 6, 7], [8, 9]), ([4], [5])]))
     assert loss.total.isfinite()
-    if name not in AGAIN:
+    if name not in REPEATABLE:
         with pytest.raises(SpecError, match=f"variants: '{name}' changes nothing here"):
             apply(name, changed)
 
@@ -79,7 +79,7 @@ def test_a_gate_keeps_the_number_of_parameters(name: str, base: str) -> None:
     changed = apply(name, spec)
     assert abs(count(changed) / count(spec) - 1) < 0.01
     assert {(f.gated, f.activation) for f in parts(changed, FeedForward)} == {(True, ACTIVATIONS[name])}
-    # Another gate on top narrows nothing further.
+    # A second gate variant does not narrow the layer again.
     other = "glu" if name != "glu" else "swiglu"
     assert count(apply(other, changed)) == count(changed)
 
@@ -147,7 +147,7 @@ def test_vocabulary_tables_are_shared(name: str, source_target: bool, input_outp
     changed = apply(name, base)
     assert isinstance(changed, EncoderDecoder)
     assert (changed.sharing.source_target, changed.sharing.input_output) == (source_target, input_output)
-    assert changed.sharing.positions  # what it does not speak of stays
+    assert changed.sharing.positions  # other settings are kept
     assert count(changed) - count(base) == (tables - 1) * 1000 * 256
 
 
@@ -175,8 +175,8 @@ def test_an_unknown_variant_suggests_the_nearest_name() -> None:
 
 
 @pytest.mark.parametrize("base", ["convs2s", "bytenet_small"])
-def test_a_model_without_blocks_has_no_variants(base: str) -> None:
-    """A partial change would give another model of that name: positions removed and none added."""
+def test_variants_refuse_a_model_without_blocks(base: str) -> None:
+    """A partial change would be wrong: positions would be removed and none added."""
     for name in VARIANTS.keys() - {"vanilla"}:
         with pytest.raises(SpecError, match="stacks of blocks"):
             apply(name, preset(base))
@@ -188,10 +188,12 @@ def test_every_variant_has_a_description() -> None:
     assert list(VARIANTS) == sorted(VARIANTS)
 
 
-FED = [name for name in sorted(PRESETS) if any(isinstance(part, FeedForward) for part in walk(preset(name)))]
+WITH_FEED_FORWARD = [
+    name for name in sorted(PRESETS) if any(isinstance(part, FeedForward) for part in walk(preset(name)))
+]
 
 
-@pytest.mark.parametrize("base", FED)
+@pytest.mark.parametrize("base", WITH_FEED_FORWARD)
 def test_every_preset_with_feed_forwards_has_variants(base: str) -> None:
     spec = preset(base)
     assert apply("swiglu", spec) != spec

@@ -1,4 +1,4 @@
-"""Vocabulary variants of bases of several sizes and kinds."""
+"""Vocabulary variants of base models of several sizes and types."""
 
 from dataclasses import replace
 from typing import Any
@@ -37,8 +37,8 @@ def test_the_vocabulary_size_can_be_set_later(name: str) -> None:
     """`regard train` sets the vocabulary sizes after the variant is applied, for one vocabulary or two."""
     spec: Any = apply(name, preset("transformer_tiny", vocab=32000))
     for vocab, target in ((9, None), (300, 150), (10_000, 9)):
-        apart = spec if target is None else replace(spec, sharing=replace(spec.sharing, source_target=False))
-        model = build(replace(apart, vocab=vocab, target_vocab=target), seed=1)
+        resized = spec if target is None else replace(spec, sharing=replace(spec.sharing, source_target=False))
+        model = build(replace(resized, vocab=vocab, target_vocab=target), seed=1)
         loss = model.loss(translation([([5, 6, 7], [8, 4]), ([4], [5])]))
         assert loss.total.isfinite()
 
@@ -61,8 +61,8 @@ def test_shared_blocks_equal_block_sharing() -> None:
     base: Any = preset("narang_base")
     blocks: Any = apply("block_sharing", base)
     assert apply("block_sharing_factorised", base) == apply("factorised", blocks)
-    both: Any = apply("block_sharing_factorised_shared", base)
-    assert both == replace(changed("factorised_shared", base), encoder=blocks.encoder, decoder=blocks.decoder)
+    combined: Any = apply("block_sharing_factorised_shared", base)
+    assert combined == replace(changed("factorised_shared", base), encoder=blocks.encoder, decoder=blocks.decoder)
 
 
 def test_loss_settings_of_the_head_are_kept() -> None:

@@ -23,7 +23,7 @@ BATCH = translation([([5, 6, 7, 8], [8, 9, 4]), ([4, 6], [5, 6])])
 
 
 def same_weights(spec: Any, other: Any) -> tuple[Any, Any]:
-    """Return two models in evaluation mode, with the weights of the first wherever both have them."""
+    """Build two models in evaluation mode, and copy the weights of the first to the second."""
     first, second = build(spec, seed=1).double().eval(), build(other, seed=2).double().eval()
     second.load_state_dict(first.state_dict())
     return first, second
@@ -34,7 +34,7 @@ def test_no_scaling_equals_larger_queries() -> None:
     with torch.no_grad():
         for name, parameter in scaled.named_parameters():
             if ".qkv." in name:
-                parameter[:16].mul_(2.0)  # the root of d_head 4; queries are the first of the three
+                parameter[:16].mul_(2.0)  # sqrt(d_head); queries are the first third
             elif ".query." in name:
                 parameter.mul_(2.0)
     with torch.no_grad():
@@ -65,7 +65,7 @@ def test_no_residual_removes_residual_connections(norm: str) -> None:
     base = apply("pre_norm", BASE) if norm == "pre_norm" else BASE
     changed = apply("no_residual", base)
     assert {rule for rule in walk(changed) if isinstance(rule, Residual)} == {NoResidual(LayerNorm())}
-    # Branches that say nothing leave nothing: every source and target then scores alike.
+    # Without residual connections, zero sublayers make all hidden states equal, and so all predictions.
     model: Any = build(changed, seed=1).eval()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
@@ -86,7 +86,7 @@ def test_no_feed_forward_leaves_only_attention() -> None:
     assert not [part for part in walk(changed) if isinstance(part, FeedForward)]
     assert len([part for part in walk(changed) if isinstance(part, SelfAttention | CrossAttention)]) == 3
     assert count(changed) == count(BASE) - 2 * (2 * 16 * 256 + 256 + 16 + 2 * 16)
-    uneven = apply("no_feed_forward", preset("sahai"))  # one rule per branch: that of the feed-forward goes with it
+    uneven = apply("no_feed_forward", preset("sahai"))  # the residual rule of the feed-forward is removed, too
     assert build(uneven, "meta") is not None
     with pytest.raises(SpecError, match="is part of another layer"):
         apply("no_feed_forward", apply("parallel", BASE))

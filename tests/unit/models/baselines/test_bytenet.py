@@ -1,4 +1,4 @@
-"""ByteNet: against loops written from the paper, columns beyond the estimate, and what it refuses."""
+"""ByteNet against loops over the paper's formulas, outputs beyond the estimated length, and errors."""
 
 import math
 from collections.abc import Callable
@@ -22,7 +22,7 @@ from regard.planner.fit import packs
 from regard.testing import tiny
 from tests.learning import Learned, copying, wrong_tokens
 
-Shaken = Callable[[Any], Any]
+Perturbed = Callable[[Any], Any]
 PAIRS = [([5, 9, 4, 7], [6, 3, 8]), ([8, 3], [4, 4, 9, 5, 7, 6, 6]), ([7], [3])]
 
 
@@ -36,38 +36,38 @@ def normed(norm: Any, x: Tensor) -> Tensor:
 
 
 def blocks(stack: Any, spec: ByteNet, x: list[Tensor], causal: bool) -> list[Tensor]:
-    """x + W_2 r(conv(r(W_1 r(x)))), place by place; beyond the row there are zeros."""
+    """x + W_2 r(conv(r(W_1 r(x)))), position by position, with zeros beyond the end of the row."""
     for i, block in enumerate(stack.blocks):
         step, half = (1, 2)[i % 2], spec.kernel // 2  # the tiny model's dilations are 1, 2, 1, ...
-        inner = [linear(block.narrow, normed(block.norms[0], place).relu()) for place in x]
-        inner = [normed(block.norms[1], place).relu() for place in inner]
-        found = []
-        for t, place in enumerate(x):
+        inner = [linear(block.narrow, normed(block.norms[0], vector).relu()) for vector in x]
+        inner = [normed(block.norms[1], vector).relu() for vector in inner]
+        outputs = []
+        for t, vector in enumerate(x):
             last = t if causal else t + half * step
             reads = [last - (spec.kernel - 1 - n) * step for n in range(spec.kernel)]
-            taps = [inner[p] if 0 <= p < len(x) else torch.zeros_like(inner[0]) for p in reads]
-            y = linear(block.convolution, torch.cat(taps))
-            found.append(place + linear(block.widen, normed(block.norms[2], y).relu()))
-        x = found
+            window = [inner[p] if 0 <= p < len(x) else torch.zeros_like(inner[0]) for p in reads]
+            y = linear(block.convolution, torch.cat(window))
+            outputs.append(vector + linear(block.widen, normed(block.norms[2], y).relu()))
+        x = outputs
     return x
 
 
 def by_formula(model: Any, source: list[int], target: list[int]) -> Tensor:
-    """log p of every token at every place, for one pair."""
+    """Return the log-probabilities of all tokens at every position, for one pair."""
     spec, table = model.spec, model.tables.get("source").weight
-    columns = math.ceil(Fraction(6, 5) * len(source))
-    x = [table[i] for i in source] + [model.filler[0]] * (columns - len(source))
+    length = math.ceil(Fraction(6, 5) * len(source))
+    x = [table[i] for i in source] + [model.filler[0]] * (length - len(source))
     x = blocks(model.encoder, spec, x, causal=False)
-    nothing = torch.zeros_like(x[0])
-    beside = [x[t] if t < columns else nothing for t in range(len(target))]
-    joined = [linear(model.join, torch.cat((there, table[i]))) for there, i in zip(beside, target, strict=True)]
+    zero = torch.zeros_like(x[0])
+    aligned = [x[t] if t < length else zero for t in range(len(target))]
+    joined = [linear(model.join, torch.cat((encoded, table[i]))) for encoded, i in zip(aligned, target, strict=True)]
     out = blocks(model.decoder, spec, joined, causal=True)
     return torch.stack([(table @ normed(model.norm, place)).log_softmax(0) for place in out])
 
 
-def test_log_probs_match_the_formula(shaken: Shaken) -> None:
+def test_log_probs_match_the_formula(perturbed: Perturbed) -> None:
     """The second target is longer than the estimate of its source, and of the longest source in the batch."""
-    model = shaken(build(tiny.bytenet()).double())
+    model = perturbed(build(tiny.bytenet()).double())
     with torch.no_grad():
         outputs = model.log_probs(translation(PAIRS, source_end=()))
         for row, (source, target) in enumerate(PAIRS):
@@ -85,27 +85,27 @@ def test_estimated_length_is_exact() -> None:
 
 
 @pytest.mark.parametrize("static", [False, True])
-def test_encoder_columns_beyond_the_estimate_are_zero(shaken: Shaken, static: bool) -> None:
-    """Step by step and at once, a source that is read no more has no influence on what is beyond the field."""
-    model = shaken(build(replace(tiny.bytenet(), decoder_blocks=1)).double())
+def test_encoder_output_beyond_the_estimated_length_is_zero(perturbed: Perturbed, static: bool) -> None:
+    """Outputs whose receptive field is beyond the estimated length do not depend on the source."""
+    model = perturbed(build(replace(tiny.bytenet(), decoder_blocks=1)).double())
     target = [[1, *range(3, 13)]]
     with torch.no_grad():
-        one, other = (translation([(source, target[0][1:])], source_end=()) for source in ([5, 6, 7], [8, 4, 9]))
-        outputs, again = model.log_probs(one)[0], model.log_probs(other)[0]
+        batch, changed = (translation([(source, target[0][1:])], source_end=()) for source in ([5, 6, 7], [8, 4, 9]))
+        outputs, changed_outputs = model.log_probs(batch)[0], model.log_probs(changed)[0]
         columns, field = model.spec.estimate(3), model.spec.receptive_fields()[1]
         beyond = columns + field - 1
-        torch.testing.assert_close(outputs[beyond:], again[beyond:], rtol=0, atol=1e-12)
-        assert not torch.allclose(outputs[beyond - 1], again[beyond - 1])
-        decoding = model.start(one, len(target[0]), static=static)
+        torch.testing.assert_close(outputs[beyond:], changed_outputs[beyond:], rtol=0, atol=1e-12)
+        assert not torch.allclose(outputs[beyond - 1], changed_outputs[beyond - 1])
+        decoding = model.start(batch, len(target[0]), static=static)
         steps = [model.advance(torch.tensor([[i]]), decoding)[0] for i in target[0]]
         torch.testing.assert_close(torch.stack(steps), outputs, rtol=0, atol=1e-10)
 
 
 @pytest.mark.parametrize(("kernel", "dilations", "depth"), [(3, (1, 2, 4), 6), (3, (1,), 4), (5, (1, 3), 3)])
-def test_receptive_field_is_exact(kernel: int, dilations: tuple[int, ...], depth: int, shaken: Shaken) -> None:
-    """C27: what one output has a gradient to, 1 + (k - 1) * the sum of the dilations."""
+def test_receptive_field_is_exact(kernel: int, dilations: tuple[int, ...], depth: int, perturbed: Perturbed) -> None:
+    """C27: an output has a gradient to 1 + (k - 1) * (sum of the dilations) inputs."""
     sizes = {"encoder_blocks": depth, "decoder_blocks": depth, "kernel": kernel, "dilations": dilations}
-    model = shaken(build(ByteNet(vocab=9, d_model=32, dropout=0.0, **sizes)).double())
+    model = perturbed(build(ByteNet(vocab=9, d_model=32, dropout=0.0, **sizes)).double())
     field = 1 + (kernel - 1) * sum((dilations * depth)[:depth])
     assert model.spec.receptive_fields() == (field, field)
     N = 2 * field + 3
@@ -114,12 +114,12 @@ def test_receptive_field_is_exact(kernel: int, dilations: tuple[int, ...], depth
         y = stack(x, View(Mask(causal=causal), N, N, x.device))
         reached = torch.autograd.grad(y[0, t].sum(), x)[0][0].abs().sum(-1).nonzero().flatten().tolist()
         assert (reached[0], reached[-1]) == ((N - field, N - 1) if causal else (t - field // 2, t + field // 2))
-        # With taps further apart than what is below them has filled, some in between are not read.
+        # If dilations grow faster than the receptive field of lower layers, some inputs in between are not read.
         assert len(reached) == field
 
 
-def test_decoder_convolution_matches_torch(shaken: Shaken) -> None:
-    model = shaken(build(tiny.bytenet()).double())
+def test_decoder_convolution_matches_torch(perturbed: Perturbed) -> None:
+    model = perturbed(build(tiny.bytenet()).double())
     block = model.decoder.blocks[1]
     h = torch.randn(2, 9, 8, dtype=torch.float64)
     weight = block.convolution.weight.view(8, 3, 8).transpose(1, 2)

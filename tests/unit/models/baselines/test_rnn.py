@@ -1,4 +1,4 @@
-"""The recurrent encoder-decoder against a loop over single numbers' worth of the papers' formulas."""
+"""The recurrent encoder-decoder against loops over the papers' formulas, token by token."""
 
 from dataclasses import replace
 from typing import Any
@@ -29,8 +29,8 @@ SOURCE_SEG = (SOURCE != 0).long()
 TARGET = torch.tensor([[1, 4, 5, 6], [1, 9, 8, 7]])
 
 
-def shaken(spec: Recurrent) -> Any:
-    """In float64, with weights that no initialisation hides."""
+def perturbed(spec: Recurrent) -> Any:
+    """Return a model in float64 with random weights, so that initial zeros hide no fault."""
     model = build(spec).double().eval()
     rng = torch.Generator().manual_seed(3)
     with torch.no_grad():
@@ -40,17 +40,17 @@ def shaken(spec: Recurrent) -> Any:
 
 
 def cell(module: Any, x: Tensor, state: list[Tensor]) -> list[Tensor]:
-    """One token through a cell, from the formulas."""
+    """Return the state of a cell after one token, by the formulas."""
     gates = module.input.weight @ x + module.input.bias
-    kept = module.hidden.weight @ state[0]
+    recurrent = module.hidden.weight @ state[0]
     n = len(state[0])
     if len(gates) == n:
-        return [torch.tanh(gates + kept)]
+        return [torch.tanh(gates + recurrent)]
     if len(state) == 1:
-        kept = kept + module.hidden.bias
-        r, z = torch.sigmoid(gates[: 2 * n] + kept[: 2 * n]).split(n)
-        return [(1 - z) * torch.tanh(gates[2 * n :] + r * kept[2 * n :]) + z * state[0]]
-    i, f, g, o = (gates + kept).split(n)
+        recurrent = recurrent + module.hidden.bias
+        r, z = torch.sigmoid(gates[: 2 * n] + recurrent[: 2 * n]).split(n)
+        return [(1 - z) * torch.tanh(gates[2 * n :] + r * recurrent[2 * n :]) + z * state[0]]
+    i, f, g, o = (gates + recurrent).split(n)
     c = torch.sigmoid(f) * state[1] + torch.sigmoid(i) * torch.tanh(g)
     return [torch.sigmoid(o) * torch.tanh(c), c]
 
@@ -59,58 +59,58 @@ def zeros(module: Any) -> list[Tensor]:
     return [torch.zeros(module.d_hidden, dtype=torch.float64) for _ in range(module.parts)]
 
 
-def read(model: Any, words: list[Tensor]) -> tuple[list[Tensor], list[list[Tensor]]]:
-    """The encoder, layer by layer, direction by direction, token by token."""
+def read(model: Any, x: list[Tensor]) -> tuple[list[Tensor], list[list[Tensor]]]:
+    """Run the encoder on inputs x. Return (outputs, final state of every layer)."""
     last = []
     for layer, added in zip(model.encoder.layers, model.encoder.added, strict=True):
         outputs, ends = [], []
         for direction, module in zip(layer.directions, layer.cells, strict=True):
-            state, seen = zeros(module), {}
-            order = range(len(words)) if direction == "forwards" else reversed(range(len(words)))
+            state, hidden = zeros(module), {}
+            order = range(len(x)) if direction == "forwards" else reversed(range(len(x)))
             for t in order:
-                state = cell(module, words[t], state)
-                seen[t] = state[0]
-            outputs.append([seen[t] for t in range(len(words))])
+                state = cell(module, x[t], state)
+                hidden[t] = state[0]
+            outputs.append([hidden[t] for t in range(len(x))])
             ends.append(state)
         out = [torch.cat(parts) for parts in zip(*outputs, strict=True)]
-        words = [new + old for new, old in zip(out, words, strict=True)] if added else out
+        x = [new + old for new, old in zip(out, x, strict=True)] if added else out
         last.append([torch.cat(parts) for parts in zip(*ends, strict=True)])
-    return words, last
+    return x, last
 
 
-def found(lookup: Any, spec: Any, h: Tensor, memory: list[Tensor]) -> Tensor:
-    """Head by head: a score for every entry, a softmax, a sum."""
-    answers = []
+def context_vector(module: Any, spec: Any, h: Tensor, memory: list[Tensor]) -> Tensor:
+    """Return the context vector, head by head: scores, softmax, weighted sum."""
+    contexts = []
     for head in range(H):
         scores, values = [], []
         for m in memory:
             n = len(m) // H
             part = slice(head * n, (head + 1) * n)
             if isinstance(spec, AdditiveScore):
-                a = lookup.score.shape[1]
-                mine = slice(head * a, (head + 1) * a)
-                v, inside = lookup.score[head], lookup.query.weight @ h + lookup.key.weight @ m
+                a = module.score.shape[1]
+                inner = slice(head * a, (head + 1) * a)
+                v, inside = module.score[head], module.query.weight @ h + module.key.weight @ m
                 if spec.normalised:
-                    v, inside = lookup.length[head] * v / v.norm(), inside + lookup.bias
-                scores.append(v @ torch.tanh(inside[mine]))
+                    v, inside = module.length[head] * v / v.norm(), inside + module.bias
+                scores.append(v @ torch.tanh(inside[inner]))
                 values.append(m[part])
             elif isinstance(spec, GeneralScore):
-                k, value = (lookup.both.weight @ m + lookup.both.bias).split(D)
-                q = lookup.query.weight @ h + lookup.query.bias
-                mine = slice(head * D // H, (head + 1) * D // H)
-                scores.append(q[mine] @ k[mine] / (D / H) ** 0.5)
-                values.append(value[mine])
+                k, value = (module.both.weight @ m + module.both.bias).split(D)
+                q = module.query.weight @ h + module.query.bias
+                inner = slice(head * D // H, (head + 1) * D // H)
+                scores.append(q[inner] @ k[inner] / (D / H) ** 0.5)
+                values.append(value[inner])
             else:
-                q = lookup.query.weight @ h if isinstance(spec, BilinearScore) else h
+                q = module.query.weight @ h if isinstance(spec, BilinearScore) else h
                 scores.append(q[part] @ m[part])
                 values.append(m[part])
         weights = torch.stack(scores).softmax(0)
-        answers.append(sum(w * value for w, value in zip(weights, values, strict=True)))
-    return torch.cat(answers)
+        contexts.append(sum(w * value for w, value in zip(weights, values, strict=True)))
+    return torch.cat(contexts)
 
 
 def by_hand(model: Any, row: int) -> Tensor:
-    """log p of every next token of a row, one token after the other."""
+    """Return the log-probabilities of all next tokens of a row, computed token by token."""
     spec, decoder = model.spec.decoder, model.decoder
     table = model.tables.get("source").weight
     memory, last = read(model, [table[i] for i in SOURCE[row] if i])
@@ -130,21 +130,21 @@ def by_hand(model: Any, row: int) -> Tensor:
     fed, past, outputs = torch.zeros(decoder.fed, dtype=torch.float64), [], []
     for word in TARGET[row]:
         x = torch.cat((model.tables.get("target").weight[word], fed))
-        looked = torch.zeros(0, dtype=torch.float64)
+        context = torch.zeros(0, dtype=torch.float64)
         for i, module in enumerate(decoder.cells):
-            states[i] = cell(module, torch.cat((x, looked)) if i else x, states[i])
+            states[i] = cell(module, torch.cat((x, context)) if i else x, states[i])
             x = states[i][0] + x if decoder.added[i] else states[i][0]
             if i + 1 == decoder.query_layers:
                 past.append(x)
                 parts = []
                 if spec.attention is not None:
-                    parts.append(found(decoder.cross, spec.attention, x, memory))
+                    parts.append(context_vector(decoder.cross, spec.attention, x, memory))
                 if spec.self_attention is not None:
-                    parts.append(found(decoder.own, spec.self_attention, x, past))
-                looked = torch.cat(parts) if parts else looked
-        fed = looked[: decoder.fed]
+                    parts.append(context_vector(decoder.own, spec.self_attention, x, past))
+                context = torch.cat(parts) if parts else context
+        fed = context[: decoder.fed]
         if decoder.joint is not None:
-            x = torch.tanh(decoder.joint.weight @ torch.cat((x, looked)))
+            x = torch.tanh(decoder.joint.weight @ torch.cat((x, context)))
             fed = x if spec.input_feeding == "output" else fed
         outputs.append((model.tables.get("output").weight @ x).log_softmax(0))
     return torch.stack(outputs)
@@ -158,27 +158,27 @@ DECODERS = {
     "more layers than the encoder": RecurrentDecoder(LSTM(), 4, residual_from=2, initial_state=EncoderState("linear")),
     "dot": RecurrentDecoder(Elman(), 1, attention=DotScore()),
     "bilinear, output fed": RecurrentDecoder(LSTM(), 2, attention=BilinearScore(), input_feeding="output"),
-    "maps, look-ups fed": RecurrentDecoder(GRU(), 2, attention=GeneralScore(), input_feeding="found"),
-    "additive and its own past": RecurrentDecoder(
+    "general, context fed": RecurrentDecoder(GRU(), 2, attention=GeneralScore(), input_feeding="context"),
+    "additive and self-attention": RecurrentDecoder(
         LSTM(), 1, attention=AdditiveScore(d_hidden=6), self_attention=GeneralScore()
     ),
-    "its own past fed": RecurrentDecoder(GRU(), 2, self_attention=AdditiveScore(), input_feeding="found"),
+    "self-attention fed": RecurrentDecoder(GRU(), 2, self_attention=AdditiveScore(), input_feeding="context"),
     "GNMT": GNMT,
     "bottom fed": replace(
-        GNMT, input_feeding="found", self_attention=DotScore(), initial_state=ConstantState(LearnedStart())
+        GNMT, input_feeding="context", self_attention=DotScore(), initial_state=ConstantState(LearnedStart())
     ),
 }
-READING = {"GNMT": RecurrentEncoder(LSTM(), 4, direction="first_both", residual_from=3)}
+ENCODERS = {"GNMT": RecurrentEncoder(LSTM(), 4, direction="first_both", residual_from=3)}
 
 
 @pytest.mark.parametrize("name", DECODERS)
 def test_log_probs_match_a_loop_over_the_formulas(name: str) -> None:
     decoder = DECODERS[name]
-    looks = decoder.attention is not None or decoder.self_attention is not None
-    encoder = READING.get(name, RecurrentEncoder(decoder.cell, 2, D // 2))
-    words = Tokens(scaled=False, position=None)
-    spec = Recurrent(vocab=V, d_model=D, heads=H if looks else 1, input=words, encoder=encoder, decoder=decoder)
-    model = shaken(spec)
+    attends = decoder.attention is not None or decoder.self_attention is not None
+    encoder = ENCODERS.get(name, RecurrentEncoder(decoder.cell, 2, D // 2))
+    tokens = Tokens(scaled=False, position=None)
+    spec = Recurrent(vocab=V, d_model=D, heads=H if attends else 1, input=tokens, encoder=encoder, decoder=decoder)
+    model = perturbed(spec)
     batch = Batch(TARGET, source=SOURCE, source_seg=SOURCE_SEG)
     with torch.no_grad():
         expected = torch.stack([by_hand(model, row) for row in range(2)])
@@ -186,13 +186,13 @@ def test_log_probs_match_a_loop_over_the_formulas(name: str) -> None:
 
 
 def test_trace_has_one_entry_per_attention() -> None:
-    """Whether a pass is one call or as many as there are tokens."""
-    for input_feeding in ("none", "found"):
+    """With and without input feeding, which processes one token at a time."""
+    for input_feeding in ("none", "context"):
         decoder = RecurrentDecoder(attention=GeneralScore(), self_attention=GeneralScore(), input_feeding=input_feeding)
         model: Any = build(tiny.recurrent(decoder)).eval()
         trace = Trace()
         model.log_probs(Batch(TARGET, source=SOURCE, source_seg=SOURCE_SEG), trace=trace)
-        assert {name: [w.shape for w in found] for name, found in trace.weights.items()} == {
+        assert {name: [w.shape for w in entries] for name, entries in trace.weights.items()} == {
             "decoder.cross": [(2, 2, 4, 5)],
             "decoder.self": [(2, 2, 4, 4)],
         }
@@ -201,24 +201,24 @@ def test_trace_has_one_entry_per_attention() -> None:
 
 
 @pytest.mark.parametrize(
-    ("make", "sentence"),
+    ("make", "message"),
     [
         (
             lambda: RecurrentDecoder(initial_state=ConstantState()),
             "^initial_state: .constant_state. does not read the source",
         ),
-        (lambda: RecurrentDecoder(query="bottom"), "^query: needs an attention"),
-        (lambda: RecurrentDecoder(input_feeding="found"), "^input_feeding: needs an attention"),
-        (lambda: replace(GNMT, depth=1, residual_from=None), "^depth: with query .bottom. a layer above"),
-        (lambda: replace(GNMT, input_feeding="output"), "^input_feeding: with query .bottom. there is no output"),
+        (lambda: RecurrentDecoder(query="bottom"), "^query: .bottom. needs attention; set attention"),
+        (lambda: RecurrentDecoder(input_feeding="context"), "^input_feeding: needs attention; set attention"),
+        (lambda: replace(GNMT, depth=1, residual_from=None), "^depth: with query .bottom., a second layer"),
+        (lambda: replace(GNMT, input_feeding="output"), "^input_feeding: with query .bottom., there is no output"),
         (lambda: RecurrentDecoder(residual_from=1), "^residual_from: must be one of layers 2 to 2, not 1"),
         (lambda: RecurrentEncoder(depth=0), "^depth: must be at least 1, not 0"),
         (lambda: RecurrentEncoder(d_hidden=0), "^d_hidden: must be at least 1"),
         (lambda: AdditiveScore(d_hidden=0), "^d_hidden: must be at least 1"),
-        (lambda: Recurrent(heads=2), "^heads: needs an attention of the decoder; set it to 1"),
+        (lambda: Recurrent(heads=2), "^heads: needs attention in the decoder; use 1"),
         (
             lambda: Recurrent(attention_dropout=0.1),
-            "^attention_dropout: needs an attention of the decoder; set it to 0.0",
+            "^attention_dropout: needs attention in the decoder; use 0.0",
         ),
         (lambda: Recurrent(dropout=1.0), "^dropout: must lie in"),
         (lambda: tiny.recurrent(heads=3), "^heads: 3 heads do not divide d_model 16"),
@@ -236,12 +236,12 @@ def test_trace_has_one_entry_per_attention() -> None:
         ),
         (
             lambda: build(tiny.recurrent(RecurrentDecoder(attention=AdditiveScore(d_hidden=5))), device="meta"),
-            "^decoder.attention.kind: 2 heads cannot share the 5 channels of d_hidden",
+            "^decoder.attention.kind: 2 heads do not divide the 5 channels of d_hidden",
         ),
     ],
 )
-def test_invalid_specs_are_refused(make: Any, sentence: str) -> None:
-    with pytest.raises(SpecError, match=sentence):
+def test_invalid_specs_are_refused(make: Any, message: str) -> None:
+    with pytest.raises(SpecError, match=message):
         make()
 
 
@@ -252,7 +252,7 @@ def test_attention_learns_to_reverse(learned: Learned) -> None:
     learned("wrong tokens", *wrong, below=0.12, broken=0.33)  # without attention
 
 
-def test_packed_rows_are_refused_and_not_built() -> None:
+def test_packed_rows_and_missing_sources_are_refused() -> None:
     spec = tiny.recurrent()
     assert not packs(spec, Translation())
     with pytest.raises(DataError, match=r"^packed: a recurrence would carry its state"):
@@ -270,7 +270,7 @@ def test_two_vocabularies_have_two_tables() -> None:
 
 
 def test_parameters_of_gnmt() -> None:
-    """4 (in + d) d + 4 d a layer and direction; the first layer above the bidirectional one reads twice as much."""
+    """4 (in + d) d + 4 d per layer and direction; the layer above the bidirectional layer has twice the input width."""
     d, vocab = 1024, 32000
 
     def lstm(width: int) -> int:
@@ -285,8 +285,8 @@ def test_flops_of_a_recurrent_model() -> None:
     T, d, vocab = 8, 256, 10000
     costs = cost(preset("rnn_attention"), length=T)
     parts = {part.part: part for part in costs.parts}
-    # Two layers of two directions; two layers; maps of queries, keys and values; looking; W of the output; the first
-    # states, of which there are four for all tokens together.
+    # Encoder: 2 layers of 2 directions. Decoder: 2 layers; projections of queries, keys and values; attention; output
+    # projection; 4 initial states for all tokens together.
     encoder = 2 * 2 * 8 * (d + d // 2) * (d // 2)
     decoder = 2 * 8 * 2 * d * d + 6 * d * d + 4 * T * d + 4 * d * d + 4 * 2 * d * d / T
     assert parts["encoder"].flops_per_token == encoder

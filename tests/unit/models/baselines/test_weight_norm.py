@@ -1,4 +1,4 @@
-"""Weight normalisation against torch's, and when its product is made anew."""
+"""Weight normalisation against torch's, and its cache in inference."""
 
 import copy
 from collections.abc import Callable
@@ -37,10 +37,10 @@ def test_matches_torch_weight_norm(site: MakeSite) -> None:
     torch.testing.assert_close(ours.rows.direction.grad, weight.original1.grad, rtol=0, atol=1e-12)
 
 
-def test_initial_weight_is_the_drawn_one(site: MakeSite) -> None:
-    made: Any
-    for made in (WeightNorm().build(6, {"up": 4}, False, site()), NormedEmbeddings().build(4, 6, site())):
-        torch.testing.assert_close(made.rows(), made.rows.direction, rtol=0, atol=1e-7)
+def test_initial_weight_equals_its_direction(site: MakeSite) -> None:
+    module: Any
+    for module in (WeightNorm().build(6, {"up": 4}, False, site()), NormedEmbeddings().build(4, 6, site())):
+        torch.testing.assert_close(module.rows(), module.rows.direction, rtol=0, atol=1e-7)
     assert WeightNorm(bias=False).build(6, {"up": 4}, None, site()).bias is None
     table: Any = NormedEmbeddings().build(9, 6, site())
     ids, h = torch.tensor([[3, 8]]), torch.randn(2, 6)
@@ -48,23 +48,23 @@ def test_initial_weight_is_the_drawn_one(site: MakeSite) -> None:
     torch.testing.assert_close(table.logits(h), h @ table.rows().T)
 
 
-def test_product_is_cached_in_inference_until_weights_change(site: MakeSite) -> None:
-    made: Any = WeightNorm().build(6, {"up": 4}, None, site()).eval()
-    install(made, fixed=True)
-    assert made.rows() is not made.rows()
+def test_matrix_is_cached_in_inference_until_weights_change(site: MakeSite) -> None:
+    module: Any = WeightNorm().build(6, {"up": 4}, None, site()).eval()
+    install(module, fixed=True)
+    assert module.rows() is not module.rows()
     with torch.inference_mode():
-        first = made.rows()
-        assert made.rows() is first
+        first = module.rows()
+        assert module.rows() is first
     with torch.no_grad():
-        made.rows.length.mul_(2)
+        module.rows.length.mul_(2)
     with torch.inference_mode():
-        torch.testing.assert_close(made.rows(), 2 * first)
-        again = made.rows()
-    made.train().eval()
+        torch.testing.assert_close(module.rows(), 2 * first)
+        again = module.rows()
+    module.train().eval()
     with torch.inference_mode():
-        assert made.rows() is not again
-        assert copy.deepcopy(made).rows.cached.weight is None
-    assert set(made.state_dict()) == {"bias", "rows.direction", "rows.length"}
+        assert module.rows() is not again
+        assert copy.deepcopy(module).rows.cached.weight is None
+    assert set(module.state_dict()) == {"bias", "rows.direction", "rows.length"}
 
 
 def test_zero_rows_are_refused(site: MakeSite) -> None:

@@ -69,15 +69,15 @@ def by_hand(branch: Any, spec: Any, x: Tensor, seg: Tensor | None, causal: bool)
     taps = list(range(-K + 1, 1)) if causal else list(range(-(K // 2), K // 2 + 1))
     rows = []
     for b in range(x.shape[0]):
-        both = [dense("gated", v) for v in x[b]]
-        g = [v[:D] * sigmoid(v[D:]) for v in both]
+        gated = [dense("gated", v) for v in x[b]]
+        g = [v[:D] * sigmoid(v[D:]) for v in gated]
         out = []
         for t in range(x.shape[1]):
-            free = "filters.weight" in P
-            k = P["filters.weight"] if free else dense("filters.predict", g[t]).reshape(K, H).T  # (H, K)
+            learned = "filters.weight" in P
+            k = P["filters.weight"] if learned else dense("filters.predict", g[t]).reshape(K, H).T  # (H, K)
             y = []
             for c in range(D):
-                row = [math.e**value for value in k[c // (D // H)]]
+                powers = [math.e**value for value in k[c // (D // H)]]
                 total = torch.zeros(())
                 for i, tap in enumerate(taps):
                     s = t + tap
@@ -85,7 +85,7 @@ def by_hand(branch: Any, spec: Any, x: Tensor, seg: Tensor | None, causal: bool)
                         continue
                     if seg is not None and (seg[b, s] == 0 or seg[b, s] != seg[b, t]):
                         continue
-                    total = total + row[i] / sum(row) * g[s][c]
+                    total = total + powers[i] / sum(powers) * g[s][c]
                 y.append(total)
             v = torch.stack(y)
             if shared:
@@ -104,20 +104,20 @@ def by_hand(branch: Any, spec: Any, x: Tensor, seg: Tensor | None, causal: bool)
 def test_by_formula(spec: BranchSpec, mask: Mask, causal: bool, site: MakeSite) -> None:
     branch = branch_of(spec, site(causal=causal, side="decoder" if causal else "encoder"))
     x = torch.randn(2, T, D)
-    found = branch(x, context(mask))
+    output = branch(x, context(mask))
     real = torch.ones(2, T, dtype=torch.bool) if mask.k_seg is None else mask.k_seg != 0
     expected = by_hand(branch, spec, x, mask.k_seg, causal)
-    torch.testing.assert_close(found[real], expected[real], rtol=0, atol=1e-12)
+    torch.testing.assert_close(output[real], expected[real], rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("spec", [LightConv(5), DynamicConv(3), SharedLightConv(5), SharedDynamicConv(3)], ids=repr)
 def test_gradients_by_formula(spec: BranchSpec, site: MakeSite) -> None:
     branch, x = branch_of(spec, site(causal=False)), torch.randn(2, T, D, requires_grad=True)
-    pull, mask = torch.randn(2, T, D) * (PACKED != 0)[:, :, None], MASKS["packed"]
-    wanted = [x, *branch.parameters()]
-    found = torch.autograd.grad((branch(x, context(mask)) * pull).sum(), wanted)
-    expected = torch.autograd.grad((by_hand(branch, spec, x, PACKED, False) * pull).sum(), wanted)
-    for a, b in zip(found, expected, strict=True):
+    upstream, mask = torch.randn(2, T, D) * (PACKED != 0)[:, :, None], MASKS["packed"]
+    inputs = [x, *branch.parameters()]
+    gradients = torch.autograd.grad((branch(x, context(mask)) * upstream).sum(), inputs)
+    expected = torch.autograd.grad((by_hand(branch, spec, x, PACKED, False) * upstream).sum(), inputs)
+    for a, b in zip(gradients, expected, strict=True):
         torch.testing.assert_close(a, b, rtol=0, atol=1e-11)
 
 
@@ -132,20 +132,20 @@ def test_the_filter_is_torchs_grouped_convolution(spec: BranchSpec, causal: bool
     torch.testing.assert_close(branch(x, context(Mask())), branch.output(y))
 
 
-def test_a_filter_for_every_channel_is_a_head_for_every_channel(site: MakeSite) -> None:
-    """The row is the paper's method with d heads, but for one more projection."""
-    for run, paper in ((LightConv(5), SharedLightConv(5, D)), (DynamicConv(5), SharedDynamicConv(5, D))):
-        one, other = branch_of(run, site()), branch_of(paper, site())
-        nn.init.eye_(one.output.pointwise.weight)
-        nn.init.zeros_(one.output.pointwise.bias)
-        nn.init.zeros_(one.output.bias)
-        other.gated.load_state_dict(one.gated.state_dict())
-        other.output.load_state_dict(one.output.output.state_dict())
-        if isinstance(run, DynamicConv):
-            nn.init.zeros_(one.filters.predict.bias)  # the paper's filters have none
-        other.filters.load_state_dict(one.filters.state_dict(), strict=False)
+def test_light_and_dynamic_conv_are_the_shared_ones_with_a_head_per_channel(site: MakeSite) -> None:
+    """Narang's convolution is that of Wu with d heads, apart from one more projection."""
+    for spec, original in ((LightConv(5), SharedLightConv(5, D)), (DynamicConv(5), SharedDynamicConv(5, D))):
+        narang, wu = branch_of(spec, site()), branch_of(original, site())
+        nn.init.eye_(narang.output.pointwise.weight)
+        nn.init.zeros_(narang.output.pointwise.bias)
+        nn.init.zeros_(narang.output.bias)
+        wu.gated.load_state_dict(narang.gated.state_dict())
+        wu.output.load_state_dict(narang.output.output.state_dict())
+        if isinstance(spec, DynamicConv):
+            nn.init.zeros_(narang.filters.predict.bias)  # Wu's filters have no bias
+        wu.filters.load_state_dict(narang.filters.state_dict(), strict=False)
         x = torch.randn(2, T, D)
-        torch.testing.assert_close(one(x, context(Mask())), other(x, context(Mask())))
+        torch.testing.assert_close(narang(x, context(Mask())), wu(x, context(Mask())))
 
 
 def test_zero_filter_logits_average_the_window(site: MakeSite) -> None:
@@ -162,13 +162,13 @@ def test_zero_filter_logits_average_the_window(site: MakeSite) -> None:
 
 
 def run_steps(branch: Branch, x: Tensor, counts: list[list[int]], static: bool) -> list[list[Tensor]]:
-    """Read `counts[n][b]` tokens of row b in step n, and return the outputs at real tokens by row."""
+    """Read `counts[n][b]` tokens of row b in step n, and return the outputs for the real tokens of each row."""
     B, rows = x.shape[0], Rows(torch.zeros(x.shape[0], dtype=torch.int64), 12, uniform=not static, static=static)
     state: Any = branch.start(rows, context(Mask()))
     outputs: list[list[Tensor]] = [[] for _ in range(B)]
     for step in counts:
         width = max(step)
-        read = torch.full((B, width, x.shape[2]), 99.0)  # what padding reads must not matter
+        read = torch.full((B, width, x.shape[2]), 99.0)  # values of padding must not matter
         for b, n in enumerate(step):
             read[b, :n] = x[b, len(outputs[b]) : len(outputs[b]) + n]
         y = branch(read, Context(View(rows.mask(width), width, rows.reach(width), CPU)), state)
@@ -181,15 +181,15 @@ def run_steps(branch: Branch, x: Tensor, counts: list[list[int]], static: bool) 
 @pytest.mark.parametrize("static", [False, True], ids=["growing", "static"])
 @pytest.mark.parametrize("spec", SPECS.values(), ids=list(SPECS))
 def test_ragged_decoding_steps_equal_the_full_pass(spec: BranchSpec, static: bool, site: MakeSite) -> None:
-    """Rows that read unequal numbers of tokens in the middle of a decoding, which no law has them do."""
+    """Rows read different numbers of tokens in the middle of decoding, which no law covers."""
     counts = [[3, 1], [1, 1], [1, 3], [2, 2]]
     branch, x = branch_of(spec, site()), torch.randn(2, T, D)
-    whole = branch(x, context(Mask(causal=True)))
+    full = branch(x, context(Mask(causal=True)))
     for b, row in enumerate(run_steps(branch, x, counts, static)):
-        torch.testing.assert_close(torch.stack(row), whole[b, : len(row)], rtol=0, atol=1e-12)
+        torch.testing.assert_close(torch.stack(row), full[b, : len(row)], rtol=0, atol=1e-12)
 
 
-def test_a_decoding_keeps_gated_vectors_that_can_be_reordered(site: MakeSite) -> None:
+def test_cached_inputs_can_be_reordered(site: MakeSite) -> None:
     branch, x = branch_of(LightConv(5), site()), torch.randn(2, T, D)
     rows = Rows(torch.zeros(2, dtype=torch.int64), T)
     state = branch.start(rows, context(Mask()))
@@ -199,8 +199,8 @@ def test_a_decoding_keeps_gated_vectors_that_can_be_reordered(site: MakeSite) ->
     state.reorder(torch.tensor([1, 1]))
     outputs = branch(x[:, 3:4], Context(View(rows.mask(1), 1, 4, CPU)), state)
     mixed = torch.cat((x[[1, 1], :3], x[:, 3:4]), 1)
-    whole = branch(mixed, Context(View(Mask(causal=True), 4, 4, CPU)))
-    torch.testing.assert_close(outputs, whole[:, 3:])
+    full = branch(mixed, Context(View(Mask(causal=True), 4, 4, CPU)))
+    torch.testing.assert_close(outputs, full[:, 3:])
 
 
 @pytest.mark.parametrize(
@@ -213,14 +213,14 @@ def test_a_decoding_keeps_gated_vectors_that_can_be_reordered(site: MakeSite) ->
     ],
 )
 def test_parameters(spec: BranchSpec, count: int, site: MakeSite) -> None:
-    """The first two as Narang et al. ran them; Wu et al.'s cost what attention costs less a projection."""
+    """The first two are those of Narang et al.; Wu's convolutions have one projection less than attention."""
     with torch.device("meta"):
         branch = spec.build(site(d_model=768, heads=12))
     assert sum(p.numel() for p in branch.parameters()) == count
 
 
 def test_biases(site: MakeSite) -> None:
-    """The rows have them whatever the model's linear slot says; the paper's follow it."""
+    """Narang's convolutions have biases whatever the linear spec of the model is; Wu's follow that spec."""
 
     def biases(spec: BranchSpec) -> int:
         branch = spec.build(site(linear_=Dense(bias=False)))
@@ -241,17 +241,17 @@ def test_filters_are_dropped_in_training_only(spec: BranchSpec, site: MakeSite) 
     assert torch.equal(branch(x, context(Mask())), branch(x, context(Mask())))
 
 
-def test_a_filter_is_dropped_anew_at_every_position(site: MakeSite) -> None:
-    """What is kept is doubled: with one tap, g is either gone or twice itself, head by head."""
+def test_each_position_has_its_own_filter_dropout(site: MakeSite) -> None:
+    """With one tap, each head of the output is 0 or 2 g, because dropout doubles what it keeps."""
     branch, x = branch_of(SharedLightConv(1, heads=4), site(attention_dropout=0.5)), torch.randn(8, T, D)
     nn.init.eye_(branch.output.weight)
     nn.init.zeros_(branch.output.bias)
     g = F.glu(branch.gated(x), -1)
-    kept = (branch(x, context(Mask())) / g).unflatten(-1, (4, 3))
-    torch.testing.assert_close(kept, kept.round())
-    assert set(kept.round().flatten().tolist()) == {0.0, 2.0}
-    assert torch.equal(kept.round(), kept.round()[..., :1].expand_as(kept))
-    assert all(len(kept.round().transpose(0, axis).flatten(1).unique(dim=0)) > 1 for axis in range(3))
+    ratio = (branch(x, context(Mask())) / g).unflatten(-1, (4, 3))
+    torch.testing.assert_close(ratio, ratio.round())
+    assert set(ratio.round().flatten().tolist()) == {0.0, 2.0}
+    assert torch.equal(ratio.round(), ratio.round()[..., :1].expand_as(ratio))
+    assert all(len(ratio.round().transpose(0, axis).flatten(1).unique(dim=0)) > 1 for axis in range(3))
 
 
 @pytest.mark.parametrize("kind", [LightConv, DynamicConv, SharedLightConv, SharedDynamicConv])
@@ -262,7 +262,7 @@ def test_even_widths_are_refused(kind: Any, width: int) -> None:
 
 
 @pytest.mark.parametrize("kind", [SharedLightConv, SharedDynamicConv])
-def test_heads_must_divide_the_stream(kind: Any, site: MakeSite) -> None:
+def test_heads_must_divide_d_model(kind: Any, site: MakeSite) -> None:
     with pytest.raises(SpecError, match=r"^heads: must be at least 1, not 0"):
         kind(3, heads=0)
     with pytest.raises(SpecError, match=r"^here\.heads: 5 heads do not divide d_model 12; choose a divisor"):

@@ -47,7 +47,7 @@ VARIANTS = {
 
 @pytest.mark.parametrize("spec", VARIANTS.values(), ids=list(VARIANTS))
 def test_by_formula(spec: CrossAttention, site: MakeSite, naive: Naive) -> None:
-    """C50: queries from the stream, keys and values from the memory."""
+    """C50: queries from x, keys and values from the memory."""
     branch: Any = branch_of(spec, site())
     x, memory = torch.randn(2, T, 12), torch.randn(2, S, 12)
     G, H = branch.kv_heads, branch.heads
@@ -86,7 +86,7 @@ def test_no_gradient_reaches_padding(site: MakeSite) -> None:
 @pytest.mark.parametrize("beams", [1, 2, 5])
 @pytest.mark.parametrize("spec", VARIANTS.values(), ids=list(VARIANTS))
 def test_beams_share_the_memory_of_their_source(spec: CrossAttention, beams: int, steps: int, site: MakeSite) -> None:
-    """Folding beams into queries equals repeating the memory for each beam, and the trace says the same."""
+    """Folding beams into queries equals repeating the memory for each beam, also in the trace."""
     branch, memory = branch_of(spec, site()), torch.randn(2, S, 12)
     x, folded_trace, repeated_trace = torch.randn(2 * beams, steps, 12), Trace(), Trace()
     state = branch.start(Rows(torch.zeros(2 * beams, dtype=torch.int64), 9), context(memory))
@@ -106,7 +106,7 @@ def test_beams_share_the_memory_of_their_source(spec: CrossAttention, beams: int
     torch.testing.assert_close(folded_trace.weights["decoder.cross"], repeated_trace.weights["decoder.cross"])
 
 
-def test_beams_come_back_as_rows() -> None:
+def test_beams_apart_returns_one_row_per_beam() -> None:
     y = torch.randn(2, 3, 4 * 5, 6)
     rows = beams_apart(y, 4, 5)
     for b in range(2):
@@ -123,7 +123,7 @@ def test_cross_attention_without_encoder_is_refused(site: MakeSite) -> None:
             CrossAttention().build(site(path="stack.pattern[0]", **changes))
 
 
-def test_without_w_o_the_heads_make_up_the_stream(site: MakeSite) -> None:
+def test_without_output_projection_the_heads_must_add_up_to_d_model(site: MakeSite) -> None:
     with pytest.raises(SpecError, match=r"^output: .* d_model 12, not 3 x 5"):
         CrossAttention(output=False, d_value=5).build(site())
 

@@ -47,13 +47,13 @@ def by_hand(branch: Any, spec: BranchSpec, x: Tensor, seg: Tensor | None, causal
     """Position by position and tap by tap, from modifications.md 3.12."""
     P = dict(branch.named_parameters())
 
-    def seen(row: list[Tensor], b: int, t: int, width: int) -> list[Tensor]:
-        """What the taps read: zeros before, behind, in padding and in other segments."""
+    def window(row: list[Tensor], b: int, t: int, width: int) -> list[Tensor]:
+        """Return what the filter taps read: zeros outside the text, in padding and in other segments."""
         first = t - width + 1 if causal else t - width // 2
         read = []
         for s in range(first, first + width):
-            there = 0 <= s < T and (seg is None or (int(seg[b, s]) != 0 and int(seg[b, s]) == int(seg[b, t])))
-            read.append(row[s] if there else torch.zeros(len(row[0])))
+            readable = 0 <= s < T and (seg is None or (int(seg[b, s]) != 0 and int(seg[b, s]) == int(seg[b, t])))
+            read.append(row[s] if readable else torch.zeros(len(row[0])))
         return read
 
     def dense(name: str, v: Tensor) -> Tensor:
@@ -84,22 +84,22 @@ def by_hand(branch: Any, spec: BranchSpec, x: Tensor, seg: Tensor | None, causal
         for t in range(T):
             if isinstance(spec, EvolvedEncoderConv):
                 left = dense("left", row[t]).clamp(min=0)
-                right = dense("right", torch.cat(seen(row, b, t, 3))).clamp(min=0)
+                right = dense("right", torch.cat(window(row, b, t, 3))).clamp(min=0)
                 hidden.append(norm(left + filled(right, 4 * D)))
             else:
-                left = separable("left", seen(row, b, t, 11)).clamp(min=0)
-                right = separable("right", seen(row, b, t, 7))
+                left = separable("left", window(row, b, t, 11)).clamp(min=0)
+                right = separable("right", window(row, b, t, 7))
                 hidden.append(norm(left + filled(right, 2 * D)))
         width = 9 if isinstance(spec, EvolvedEncoderConv) else 7
-        out.append(torch.stack([filled(separable("output", seen(hidden, b, t, width)), D) for t in range(T)]))
+        out.append(torch.stack([filled(separable("output", window(hidden, b, t, width)), D) for t in range(T)]))
     return torch.stack(out)
 
 
-@pytest.mark.parametrize("causal", [False, True], ids=["around", "up to"])
+@pytest.mark.parametrize("causal", [False, True], ids=["centred", "causal"])
 @pytest.mark.parametrize("mask", MASKS.values(), ids=list(MASKS))
 @pytest.mark.parametrize("spec", SPECS.values(), ids=list(SPECS))
 def test_by_formula(spec: BranchSpec, mask: Mask, causal: bool, site: MakeSite) -> None:
-    """The encoder's reads around a token; wherever no later one may be read, it reads up to it."""
+    """Filters are centred on a token; in a causal stack, they end at the token."""
     branch = branch_of(spec, site(causal=causal))
     x = torch.randn(2, T, D)
     real = torch.ones(2, T, dtype=torch.bool) if mask.k_seg is None else mask.k_seg != 0
@@ -114,27 +114,27 @@ def test_by_formula(spec: BranchSpec, mask: Mask, causal: bool, site: MakeSite) 
 )
 def test_gradients_by_formula(spec: BranchSpec, causal: bool, site: MakeSite) -> None:
     branch, x = branch_of(spec, site(causal=causal)), torch.randn(2, T, D, requires_grad=True)
-    pull = torch.randn(2, T, D) * (PACKED != 0)[:, :, None]
-    wanted = [x, *branch.parameters()]
-    found = torch.autograd.grad((branch(x, context(MASKS["packed"])) * pull).sum(), wanted)
-    expected = torch.autograd.grad((by_hand(branch, spec, x, PACKED, causal) * pull).sum(), wanted)
-    for a, b in zip(found, expected, strict=True):
+    upstream = torch.randn(2, T, D) * (PACKED != 0)[:, :, None]
+    inputs = [x, *branch.parameters()]
+    gradients = torch.autograd.grad((branch(x, context(MASKS["packed"])) * upstream).sum(), inputs)
+    expected = torch.autograd.grad((by_hand(branch, spec, x, PACKED, causal) * upstream).sum(), inputs)
+    for a, b in zip(gradients, expected, strict=True):
         torch.testing.assert_close(a, b, rtol=0, atol=1e-9)
 
 
 @pytest.mark.parametrize("static", [False, True], ids=["growing", "static"])
 @pytest.mark.parametrize("spec", SPECS.values(), ids=list(SPECS))
 def test_ragged_decoding_steps_equal_the_full_pass(spec: BranchSpec, static: bool, site: MakeSite) -> None:
-    """Rows that read unequal numbers of tokens in the middle of a decoding, which no law has them do."""
+    """Rows read different numbers of tokens in the middle of decoding, which no law covers."""
     counts = [[12, 2], [1, 1], [1, 9]]
     branch, x = branch_of(spec, site()), torch.randn(2, T, D)
-    whole = branch(x, context(Mask(causal=True)))
+    full = branch(x, context(Mask(causal=True)))
     rows = Rows(torch.zeros(2, dtype=torch.int64), 24, uniform=not static, static=static)
     state = branch.start(rows, context(Mask()))
-    assert [type(one) for one in state] == [
+    assert [type(cache) for cache in state] == [
         ActivationCache,
         ActivationCache,
-    ]  # what comes in, and what stands between the convolutions
+    ]  # inputs of the first and of the second convolution
     read = [0, 0]
     for step in counts:
         width = max(step)
@@ -143,12 +143,12 @@ def test_ragged_decoding_steps_equal_the_full_pass(spec: BranchSpec, static: boo
             new[b, :n] = x[b, read[b] : read[b] + n]
         outputs = branch(new, Context(View(rows.mask(width), width, rows.reach(width), CPU)), state)
         for b, n in enumerate(step):
-            torch.testing.assert_close(outputs[b, :n], whole[b, read[b] : read[b] + n], rtol=0, atol=1e-11)
+            torch.testing.assert_close(outputs[b, :n], full[b, read[b] : read[b] + n], rtol=0, atol=1e-11)
             read[b] += n
         rows.advance(width, None if min(step) == width else torch.tensor(step))
 
 
-def test_a_gate_alone(site: MakeSite) -> None:
+def test_gated_linear_by_formula(site: MakeSite) -> None:
     branch, x = branch_of(GatedLinear(), site()), torch.randn(2, T, D)
     W, b = branch.gated.weight, branch.gated.bias
     expected = (x @ W[:D].T + b[:D]) / (1 + (-(x @ W[D:].T + b[D:])).exp())

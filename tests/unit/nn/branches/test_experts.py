@@ -1,4 +1,4 @@
-"""Mixture of experts and Switch: the formulas, token by token; room, padding, balance, counts; the variants."""
+"""Mixture of experts and Switch: formulas, token by token; capacity, padding, balance loss, counts; variants."""
 
 import math
 from collections.abc import Callable
@@ -33,7 +33,7 @@ def context(seg: Tensor | None, T: int, losses: list[Tensor] | None = None) -> C
 
 
 def branch_of(spec: BranchSpec, site: Site, training: bool = False) -> Any:
-    """A branch whose router is sure of itself, so that no two experts are close."""
+    """Return a branch with large random weights, so that no two experts have similar probabilities."""
     branch = spec.build(site).train(training)
     for parameter in branch.parameters():
         nn.init.normal_(parameter)
@@ -53,8 +53,8 @@ def ranked(p: list[float]) -> list[int]:
     return sorted(range(len(p)), key=lambda e: -p[e])
 
 
-def naive_top_2(branch: Any, x: Tensor, real: list[bool], room: int, group: int) -> tuple[Tensor, int, int]:
-    """The answers to N tokens in groups of `group`, and how many choices were routed and dropped; both are used."""
+def naive_top_2(branch: Any, x: Tensor, real: list[bool], limit: int, group: int) -> tuple[Tensor, int, int]:
+    """Return (outputs, routed, dropped) for N tokens in groups of `group`, if both experts of a token are used."""
     y, routed, dropped = torch.zeros_like(x), 0, 0
     for first in range(0, len(x), group):
         members = [n for n in range(first, min(first + group, len(x))) if real[n]]
@@ -64,7 +64,7 @@ def naive_top_2(branch: Any, x: Tensor, real: list[bool], room: int, group: int)
                 p = probabilities(branch, x[n])
                 a, b = ranked(p)[:2]
                 e = (a, b)[choice]
-                if taken[e] == room:
+                if taken[e] == limit:
                     dropped += 1
                     continue
                 taken[e] += 1
@@ -73,7 +73,7 @@ def naive_top_2(branch: Any, x: Tensor, real: list[bool], room: int, group: int)
     return y, routed, dropped
 
 
-def naive_top_1(branch: Any, x: Tensor, real: list[bool], room: int, group: int) -> tuple[Tensor, int, int]:
+def naive_top_1(branch: Any, x: Tensor, real: list[bool], limit: int, group: int) -> tuple[Tensor, int, int]:
     y, routed, dropped = torch.zeros_like(x), 0, 0
     for first in range(0, len(x), group):
         taken = [0] * len(branch.router)
@@ -82,7 +82,7 @@ def naive_top_1(branch: Any, x: Tensor, real: list[bool], room: int, group: int)
                 continue
             p = probabilities(branch, x[n])
             e = ranked(p)[0]
-            if taken[e] == room:
+            if taken[e] == limit:
                 dropped += 1
                 continue
             taken[e] += 1
@@ -104,23 +104,23 @@ def test_evaluation_by_formula(spec: Any, seg: Tensor | None, site: MakeSite) ->
     torch.testing.assert_close(branch(x, context(seg, 7)).flatten(0, 1), expected, rtol=0, atol=1e-12)
 
 
-def sure(spec: Any) -> Any:
-    """Without what is random in training: a second expert that is always used, a router that reads x itself."""
+def deterministic(spec: Any) -> Any:
+    """Return a spec without randomness in training: the second expert is always used, and there is no jitter."""
     return replace(spec, threshold=0.0) if isinstance(spec, MixtureOfExperts) else replace(spec, jitter=0.0)
 
 
 @pytest.mark.parametrize("spec", BOTH, ids=lambda spec: spec.kind)
 @pytest.mark.parametrize("seg", [None, SEG], ids=["full", "padded"])
-# Groups of 21, of 7 and 7 and 7, of 11 and 10; never less than 4 places.
-@pytest.mark.parametrize(("group", "size", "capacity", "room"), [(21, 21, 1.0, 4), (9, 7, 1.0, 4), (20, 11, 2.4, 5)])
+# Groups of 21, of 7, 7 and 7, and of 11 and 10 tokens; an expert processes at least 4 tokens of a group.
+@pytest.mark.parametrize(("group", "size", "capacity", "limit"), [(21, 21, 1.0, 4), (9, 7, 1.0, 4), (20, 11, 2.4, 5)])
 def test_training_by_formula(
-    spec: Any, seg: Tensor | None, group: int, size: int, capacity: float, room: int, site: MakeSite
+    spec: Any, seg: Tensor | None, group: int, size: int, capacity: float, limit: int, site: MakeSite
 ) -> None:
-    branch = branch_of(replace(sure(spec), group=group, capacity=capacity), site(), training=True)
-    branch.router.data[0] += 0.5  # some expert is wanted by too many
+    branch = branch_of(replace(deterministic(spec), group=group, capacity=capacity), site(), training=True)
+    branch.router.data[0] += 0.5  # too many tokens choose expert 0
     x = (torch.randn(3, 7, 12) + 0.3).requires_grad_()
     real = [True] * 21 if seg is None else (seg != 0).flatten().tolist()
-    expected, routed, dropped = NAIVE[type(spec)](branch, x.detach().flatten(0, 1), real, room, size)
+    expected, routed, dropped = NAIVE[type(spec)](branch, x.detach().flatten(0, 1), real, limit, size)
     y = branch(x, context(seg, 7))
     torch.testing.assert_close(y.flatten(0, 1), expected, rtol=0, atol=1e-12)
     counts = {name: int(count) for name, count in branch.report().items()}
@@ -135,7 +135,7 @@ def test_training_by_formula(
 @pytest.mark.parametrize("training", [False, True])
 @pytest.mark.parametrize("spec", BOTH, ids=lambda spec: spec.kind)
 def test_gradients(spec: Any, training: bool, site: MakeSite) -> None:
-    branch = branch_of(replace(sure(spec), experts=3, d_hidden=2, capacity=0.1), site(d_model=3), training)
+    branch = branch_of(replace(deterministic(spec), experts=3, d_hidden=2, capacity=0.1), site(d_model=3), training)
     x = torch.randn(1, 14, 3, requires_grad=True)
     seg = torch.tensor([[1] * 12 + [0] * 2])
 
@@ -166,20 +166,20 @@ def test_evaluation_of_a_token_is_independent_of_others(spec: Any, site: MakeSit
     together = branch(x, context(SEG, 7))
     assert bool((together[SEG == 0] == 0).all())
     for b, t in (SEG != 0).nonzero().tolist():
-        alone = branch(x[b : b + 1, t : t + 1], context(None, 1))
-        torch.testing.assert_close(alone[0, 0], together[b, t], rtol=0, atol=1e-12)
+        single = branch(x[b : b + 1, t : t + 1], context(None, 1))
+        torch.testing.assert_close(single[0, 0], together[b, t], rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("spec", BOTH, ids=lambda spec: spec.kind)
-def test_padding_takes_no_room_and_no_part_in_the_balance(spec: Any, site: MakeSite) -> None:
-    """Training on padded rows is training on their tokens, in the same group."""
-    branch = branch_of(replace(sure(spec), capacity=0.1), site(), training=True)
+def test_padding_uses_no_capacity_and_does_not_change_the_balance_loss(spec: Any, site: MakeSite) -> None:
+    """Training on padded rows equals training on the real tokens alone, in one group."""
+    branch = branch_of(replace(deterministic(spec), capacity=0.1), site(), training=True)
     x = torch.randn(3, 7, 12)
     losses: tuple[list[Tensor], list[Tensor]] = ([], [])
     padded = branch(x, context(SEG, 7, losses[0]))
-    # The tokens alone make a smaller group; with the least room of 4 that changes nothing.
-    tight = branch(x[SEG != 0][None], context(None, 15, losses[1]))
-    torch.testing.assert_close(padded[SEG != 0], tight[0], rtol=0, atol=1e-12)
+    # The real tokens alone are a smaller group, but the minimum of 4 tokens per expert applies to both groups.
+    unpadded = branch(x[SEG != 0][None], context(None, 15, losses[1]))
+    torch.testing.assert_close(padded[SEG != 0], unpadded[0], rtol=0, atol=1e-12)
     torch.testing.assert_close(losses[0][0], losses[1][0], rtol=0, atol=1e-12)
     assert int(branch.report()["dropped_tokens"]) > 0
 
@@ -187,7 +187,7 @@ def test_padding_takes_no_room_and_no_part_in_the_balance(spec: Any, site: MakeS
 @pytest.mark.parametrize("spec", BOTH, ids=lambda spec: spec.kind)
 def test_balance_loss_by_formula(spec: Any, site: MakeSite) -> None:
     """0.01 E sum_e f_e P_e: f the share of first choices before anything is dropped, P the mean probability."""
-    branch = branch_of(replace(sure(spec), group=7), site(), training=True)
+    branch = branch_of(replace(deterministic(spec), group=7), site(), training=True)
     seg = torch.tensor([[1, 1, 1, 1, 1, 1, 1], [1, 1, 1, 0, 0, 0, 0], [0, 0, 0, 0, 0, 0, 0]])
     x, losses = torch.randn(3, 7, 12), []
     branch(x, context(seg, 7, losses))
@@ -218,16 +218,16 @@ def test_second_expert_is_sampled_below_the_threshold(site: MakeSite) -> None:
     second = 1 - 1 / (1 + math.exp(-1))
     branch.capacity = 10.0
     y = branch(x.expand(1, N, 12), context(None, N))[0]
-    one = (1 - second) * expert(branch, 0, x)
-    two = one + second * expert(branch, 1, x)
-    used = (y - two).abs().amax(1) < 1e-6
-    assert bool((used | ((y - one).abs().amax(1) < 1e-6)).all())
+    first_only = (1 - second) * expert(branch, 0, x)
+    both = first_only + second * expert(branch, 1, x)
+    used = (y - both).abs().amax(1) < 1e-6
+    assert bool((used | ((y - first_only).abs().amax(1) < 1e-6)).all())
     expected = second / 0.8
     assert float(used.double().mean()) == pytest.approx(expected, abs=4 * math.sqrt(expected / N))
     counts = branch.report()
-    assert int(counts["routed_tokens"]) == N + int(used.sum())  # one that is not used takes no room
+    assert int(counts["routed_tokens"]) == N + int(used.sum())  # an unused second expert takes no capacity
     branch.eval()
-    torch.testing.assert_close(branch(x.expand(1, 3, 12), context(None, 3))[0], two.expand(3, 12))
+    torch.testing.assert_close(branch(x.expand(1, 3, 12), context(None, 3))[0], both.expand(3, 12))
 
 
 def test_jitter_applies_to_the_router_input_only(site: MakeSite) -> None:
@@ -247,11 +247,11 @@ def test_jitter_applies_to_the_router_input_only(site: MakeSite) -> None:
 
 
 def test_single_expert_equals_a_feedforward(site: MakeSite) -> None:
-    """Family identity: one expert has probability 1."""
+    """A single expert has probability 1."""
     branch, x = branch_of(Switch(1, 6), site()), torch.randn(2, 4, 12)
-    plain: Any = FeedForward(6, bias=False).build(site())
-    plain.up.weight.data, plain.down.weight.data = branch.up.data[0], branch.down.data[0]
-    torch.testing.assert_close(branch(x, context(None, 4)), plain(x, context(None, 4)))
+    feedforward: Any = FeedForward(6, bias=False).build(site())
+    feedforward.up.weight.data, feedforward.down.weight.data = branch.up.data[0], branch.down.data[0]
+    torch.testing.assert_close(branch(x, context(None, 4)), feedforward(x, context(None, 4)))
 
 
 def test_two_of_two_experts_are_a_soft_mixture(site: MakeSite) -> None:
@@ -265,16 +265,16 @@ def test_two_of_two_experts_are_a_soft_mixture(site: MakeSite) -> None:
 def test_router_is_computed_in_float32(spec: Any, site: MakeSite) -> None:
     torch.set_default_dtype(torch.float32)
     branch, x = branch_of(spec, site()), torch.randn(2, 4, 12)
-    wanted = branch.probabilities(x.flatten(0, 1))
+    expected = branch.probabilities(x.flatten(0, 1))
     with torch.autocast("cpu", torch.float16):
-        found = branch.probabilities(x.flatten(0, 1))
-    assert found.dtype is torch.float32
-    assert torch.equal(found, wanted)
+        autocast = branch.probabilities(x.flatten(0, 1))
+    assert autocast.dtype is torch.float32
+    assert torch.equal(autocast, expected)
     assert branch.bfloat16().probabilities(x.flatten(0, 1).bfloat16()).dtype is torch.float32
 
 
-def test_experts_are_drawn_as_matrices_of_their_own(site: MakeSite) -> None:
-    """Not by the fans of the stack: T5's std is d_in^-1/2, Glorot's bound sqrt(6 / (d_in + d_out))."""
+def test_each_expert_is_initialised_as_a_separate_matrix(site: MakeSite) -> None:
+    """With the fan-in and fan-out of one expert: T5's std is d_in^-1/2, Glorot's bound sqrt(6 / (d_in + d_out))."""
     branch: Any = Switch(8, 300).build(site(d_model=100, init_=T5Init()))
     assert branch.up.std().item() == pytest.approx(100**-0.5, rel=0.02)
     assert branch.down.std().item() == pytest.approx(300**-0.5, rel=0.02)
@@ -284,28 +284,28 @@ def test_experts_are_drawn_as_matrices_of_their_own(site: MakeSite) -> None:
 
 
 @pytest.mark.parametrize("spec", BOTH, ids=lambda spec: spec.kind)
-def test_counts_are_reported_once_and_are_no_state(spec: Any, site: MakeSite) -> None:
+def test_counts_are_reported_once_and_are_not_saved(spec: Any, site: MakeSite) -> None:
     branch, x = branch_of(spec, site(), training=True), torch.randn(2, 40, 12)
-    assert [isinstance(part, Reporting) for part in (branch, nn.Linear(1, 1))] == [True, False]
+    assert [isinstance(module, Reporting) for module in (branch, nn.Linear(1, 1))] == [True, False]
     assert set(branch.state_dict()) == {"router", "up", "down"}
     branch(x, context(None, 40))
     branch(x, context(None, 40))
-    first, again = branch.report(), branch.report()
+    first, second = branch.report(), branch.report()
     if isinstance(spec, Switch):
         assert int(first["dropped_tokens"] + first["routed_tokens"]) == 160
     assert int(first["routed_tokens"]) > 0
-    assert [int(count) for count in again.values()] == [0, 0]
+    assert [int(count) for count in second.values()] == [0, 0]
     branch.eval()(x, context(None, 40))
     assert [int(count) for count in branch.report().values()] == [0, 0]
 
 
-def test_widths_by_default(site: MakeSite) -> None:
+def test_default_hidden_widths(site: MakeSite) -> None:
     assert MixtureOfExperts(3).build(site()).up.shape == (3, 24, 12)
     assert Switch(3).build(site()).up.shape == (3, 48, 12)
 
 
 @pytest.mark.parametrize(
-    ("wrong", "sentence"),
+    ("make", "message"),
     [
         (lambda: MixtureOfExperts(1), "experts: must be at least 2, not 1"),
         (lambda: Switch(0), "experts: must be at least 1, not 0"),
@@ -317,9 +317,9 @@ def test_widths_by_default(site: MakeSite) -> None:
         (lambda: MixtureOfExperts(threshold=-0.1), "threshold: must be at least 0, not -0.1"),
     ],
 )
-def test_errors(wrong: Callable[[], Any], sentence: str) -> None:
-    with pytest.raises(SpecError, match=f"^{sentence}"):
-        wrong()
+def test_errors(make: Callable[[], Any], message: str) -> None:
+    with pytest.raises(SpecError, match=f"^{message}"):
+        make()
 
 
 # -- the variants
@@ -330,7 +330,7 @@ def layers(stack: Plain) -> list[Any]:
     return [stack.block_of(layer).branches[-1] for layer in range(stack.depth)]
 
 
-def test_every_fourth_feedforward() -> None:
+def test_every_fourth_feedforward_is_replaced() -> None:
     mixed: Any = apply("mixture_of_experts", preset("narang_base"))
     switched: Any = apply("switch", preset("narang_base"))
     for side, capacities in (("encoder", (2.0, 1.2)), ("decoder", (1.25, 1.25))):
@@ -345,16 +345,16 @@ def test_every_fourth_feedforward() -> None:
                     assert branch == kind(32, d_hidden, capacity=capacity)
 
 
-@pytest.mark.parametrize(("depth", "wanted"), [(1, [0]), (3, [2]), (4, [3]), (6, [3]), (9, [3, 7])])
-def test_layers_of_other_depths(depth: int, wanted: list[int]) -> None:
+@pytest.mark.parametrize(("depth", "expected"), [(1, [0]), (3, [2]), (4, [3]), (6, [3]), (9, [3, 7])])
+def test_replaced_layers_for_other_depths(depth: int, expected: list[int]) -> None:
     base = preset("transformer_small", **{"encoder.depth": depth})
     model: Any = apply("switch", base)
-    assert [n for n, branch in enumerate(layers(model.encoder)) if isinstance(branch, Switch)] == wanted
+    assert [n for n, branch in enumerate(layers(model.encoder)) if isinstance(branch, Switch)] == expected
     assert [n for n, branch in enumerate(layers(model.decoder)) if isinstance(branch, Switch)] == [2]
 
 
 @pytest.mark.parametrize("name", ["mixture_of_experts", "switch"])
-def test_a_pattern_of_the_base_stays(name: str) -> None:
+def test_the_pattern_of_the_base_is_kept(name: str) -> None:
     base: Any = preset("transformer_small", **{"encoder.depth": 12})
     block = base.encoder.pattern[0]
     base = replace(base, encoder=replace(base.encoder, pattern=(block, replace(block, residual=PreNorm()), block)))
@@ -366,11 +366,11 @@ def test_a_pattern_of_the_base_stays(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["mixture_of_experts", "switch", "product_key_memory"])
 @pytest.mark.parametrize("base", ["narang_base", "transformer_tiny", "gpt2_small", "bert_base", "sahai"])
-def test_twice_changes_nothing(name: str, base: str) -> None:
-    once = apply(name, preset(base))
-    build(once, device="meta")
+def test_applying_a_variant_twice_is_refused(name: str, base: str) -> None:
+    changed = apply(name, preset(base))
+    build(changed, device="meta")
     with pytest.raises(SpecError, match=rf"^variants: '{name}' changes nothing here"):
-        apply(name, once)
+        apply(name, changed)
 
 
 @pytest.mark.parametrize("name", ["mixture_of_experts", "switch", "product_key_memory"])

@@ -24,7 +24,7 @@ def branch_of(spec: FeedForward, site: Site) -> Branch:
 
 
 @pytest.mark.parametrize("name", ["relu", "gelu", "tanh", "squared_relu"])
-def test_plain_by_formula(name: Any, site: MakeSite) -> None:
+def test_ungated_by_formula(name: Any, site: MakeSite) -> None:
     branch: Any = branch_of(FeedForward(7, name), site())
     x = torch.randn(2, 4, 12)
     hidden = ACTIVATIONS[name](x @ branch.up.weight.T + branch.up.bias)
@@ -33,7 +33,7 @@ def test_plain_by_formula(name: Any, site: MakeSite) -> None:
 
 @pytest.mark.parametrize("name", ["relu", "gelu", "swish", "sigmoid", "linear"])
 def test_gated_by_formula(name: Any, site: MakeSite) -> None:
-    """Shazeer 2020: (phi(x W) * (x V)) W_2. The first factor is activated, and drawn as the gate."""
+    """Shazeer 2020: (phi(x W) * (x V)) W_2. The first factor is activated, and initialised as the gate."""
     branch: Any = branch_of(FeedForward(7, name, gated=True), site())
     x = torch.randn(2, 4, 12)
     W, V = branch.gate_up.weight[:7], branch.gate_up.weight[7:]
@@ -61,7 +61,7 @@ def test_parameters(gated: bool, bias: bool | None, count: int, site: MakeSite) 
     assert sum(p.numel() for p in branch.parameters()) == count
 
 
-def test_biases_follow_the_linear_slot_unless_set(site: MakeSite) -> None:
+def test_biases_follow_the_linear_spec_unless_set(site: MakeSite) -> None:
     def biases(bias: bool | None) -> int:
         branch = FeedForward(7, bias=bias).build(site(linear_=Dense(bias=False)))
         return sum(p.numel() for name, p in branch.named_parameters() if name.endswith("bias"))

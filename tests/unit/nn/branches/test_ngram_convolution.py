@@ -25,7 +25,7 @@ MASKS = {
 }
 SPECS = {
     "default": NGramConvolution(),
-    "unequal shares of the stream": NGramConvolution((2, 3, 1, 4, 6), output=False),
+    "unequal shares of d_model": NGramConvolution((2, 3, 1, 4, 6), output=False),
     "filters given, tanh": NGramConvolution((5, 2), filters=7, activation="tanh"),
     "wider than the row": NGramConvolution((9, 18), filters=3),
     "no bias": NGramConvolution((3, 4), bias=False),
@@ -45,12 +45,12 @@ def context(mask: Mask, length: int = T) -> Context:
 
 def by_conv1d(branch: Any, spec: NGramConvolution, text: Tensor, causal: bool) -> Tensor:
     """One text (T, D) through torch's convolution, with the weights of the branch."""
-    parts = []
+    filtered = []
     for width, ngram in zip(spec.widths, branch.ngrams, strict=True):
         weight = ngram.weight.unflatten(1, (width, D)).transpose(1, 2)
         around = (width - 1, 0) if causal else ((width - 1) // 2, width // 2)
-        parts.append(F.conv1d(F.pad(text.T[None], around), weight, ngram.bias)[0].T)
-    hidden = torch.cat(parts, -1)
+        filtered.append(F.conv1d(F.pad(text.T[None], around), weight, ngram.bias)[0].T)
+    hidden = torch.cat(filtered, -1)
     hidden = hidden.tanh() if spec.activation == "tanh" else hidden.relu()
     return (
         hidden @ branch.output.weight.T + (0.0 if spec.bias is False else branch.output.bias) if spec.output else hidden
@@ -58,7 +58,7 @@ def by_conv1d(branch: Any, spec: NGramConvolution, text: Tensor, causal: bool) -
 
 
 def texts(x: Tensor, segments: Tensor | None) -> list[tuple[int, Tensor]]:
-    """(row, places) of every text."""
+    """Return (row, positions) of every text."""
     if segments is None:
         return [(row, torch.arange(T)) for row in range(x.shape[0])]
     return [(row, (line == n).nonzero()[:, 0]) for row, line in enumerate(segments) for n in line.unique() if n]
@@ -70,13 +70,13 @@ def texts(x: Tensor, segments: Tensor | None) -> list[tuple[int, Tensor]]:
 def test_equals_conv1d_on_each_text_alone(spec: NGramConvolution, mask: Mask, causal: bool, site: MakeSite) -> None:
     branch = branch_of(spec, site(causal=causal, side="decoder" if causal else "encoder"))
     x = torch.randn(2, T, D, requires_grad=True)
-    found = branch(x, context(mask))
-    pairs = [(found[row, at], by_conv1d(branch, spec, x[row, at], causal)) for row, at in texts(x, mask.k_seg)]
+    output = branch(x, context(mask))
+    pairs = [(output[row, at], by_conv1d(branch, spec, x[row, at], causal)) for row, at in texts(x, mask.k_seg)]
     for actual, expected in pairs:
         torch.testing.assert_close(actual, expected, rtol=0, atol=1e-12)
-    wanted = [x, *branch.parameters()]
+    inputs = [x, *branch.parameters()]
     gradients = [
-        torch.autograd.grad(torch.cat([text.square().sum()[None] for text in side]).sum(), wanted)
+        torch.autograd.grad(torch.cat([text.square().sum()[None] for text in side]).sum(), inputs)
         for side in zip(*pairs, strict=True)
     ]
     for actual, expected in zip(*gradients, strict=True):
@@ -87,7 +87,7 @@ def test_equals_conv1d_on_each_text_alone(spec: NGramConvolution, mask: Mask, ca
 @pytest.mark.parametrize("spec", SPECS.values(), ids=list(SPECS))
 def test_ragged_decoding_steps_equal_the_full_pass(spec: NGramConvolution, static: bool, site: MakeSite) -> None:
     branch, x = branch_of(spec, site()), torch.randn(2, T, D)
-    whole = branch(x, context(Mask(causal=True)))
+    full = branch(x, context(Mask(causal=True)))
     rows = Rows(torch.zeros(2, dtype=torch.int64), 12, uniform=not static, static=static)
     state = branch.start(rows, context(Mask()))
     assert isinstance(state, ActivationCache)
@@ -99,7 +99,7 @@ def test_ragged_decoding_steps_equal_the_full_pass(spec: NGramConvolution, stati
             step[row, :count] = x[row, done[row] : done[row] + count]
         y = branch(step, Context(View(rows.mask(length), length, rows.reach(length), CPU)), state)
         for row, count in enumerate(counts):
-            expected = whole[row, done[row] : done[row] + count]
+            expected = full[row, done[row] : done[row] + count]
             torch.testing.assert_close(y[row, :count], expected, rtol=0, atol=1e-12)
             done[row] += count
         rows.advance(length, None if min(counts) == length else torch.tensor(counts))
@@ -138,7 +138,7 @@ def test_impossible_sizes_are_refused(fields: dict[str, Any], error: str) -> Non
         NGramConvolution(**fields)
 
 
-def test_filters_must_fit_the_stream(site: MakeSite) -> None:
+def test_filters_must_fit_d_model(site: MakeSite) -> None:
     with pytest.raises(SpecError, match=r"^here\.output: .* d_model 12, not 3 x 5"):
         NGramConvolution(filters=5, output=False).build(site(path="here"))
     with pytest.raises(SpecError, match=r"^here\.filters: 13 widths cannot share d_model 12"):

@@ -37,26 +37,26 @@ def context(mask: Mask, memory: torch.Tensor, trace: Trace | None = None) -> Con
     return Context(View(mask, T, T, CPU), cross, Memory((memory,)), trace=trace)
 
 
-def test_the_sum_of_its_branches(site: MakeSite) -> None:
+def test_output_is_the_sum_of_the_branches(site: MakeSite) -> None:
     spec = Parallel((SelfAttention(heads=6, d_head=4), CrossAttention(), FeedForward(7)))
     branch, x, trace = branch_of(spec, site()), torch.randn(2, T, D), Trace()
     ctx = context(Mask(causal=True), torch.randn(2, S, D), trace)
-    expected = sum(one(x, ctx) for one in branch.branches)
+    expected = sum(part(x, ctx) for part in branch.branches)
     trace.weights.clear()
     torch.testing.assert_close(branch(x, ctx), expected)
-    assert {name: [w.shape[1] for w in found] for name, found in trace.weights.items()} == {
+    assert {name: [w.shape[1] for w in weights] for name, weights in trace.weights.items()} == {
         "decoder.self": [6],
         "decoder.cross": [3],
     }
 
 
 def test_single_branch_is_unchanged(site: MakeSite) -> None:
-    one = branch_of(FeedForward(7), site())
+    single = branch_of(FeedForward(7), site())
     branch = Parallel((FeedForward(7),)).build(site())
-    branch.branches[0].load_state_dict(one.state_dict())  # type: ignore[reportIndexIssue]
+    branch.branches[0].load_state_dict(single.state_dict())  # type: ignore[reportIndexIssue]
     x = torch.randn(2, T, D)
     ctx = context(Mask(), torch.randn(2, S, D))
-    assert torch.equal(branch(x, ctx), one(x, ctx))
+    assert torch.equal(branch(x, ctx), single(x, ctx))
 
 
 @pytest.mark.parametrize("static", [False, True], ids=["growing", "static"])
@@ -64,7 +64,7 @@ def test_decoding_steps_equal_the_full_pass(static: bool, site: MakeSite) -> Non
     spec = Parallel((SelfAttention(), CrossAttention(), FeedForward(7), LightConv(3), EvolvedDecoderConv()))
     branch, x = branch_of(spec, site()), torch.randn(2, T, D)
     memory = torch.randn(2, S, D)
-    whole = branch(x, context(Mask(causal=True), memory))
+    full = branch(x, context(Mask(causal=True), memory))
     rows = Rows(torch.zeros(2, dtype=torch.int64), T, uniform=not static, static=static)
     ctx = context(Mask(), memory)
     state, outputs = branch.start(rows, ctx), []
@@ -73,21 +73,21 @@ def test_decoding_steps_equal_the_full_pass(static: bool, site: MakeSite) -> Non
     assert state[2] is None
     for step in (2, 1, 2):
         at, reach = rows.bound, rows.reach(step)
-        own = View(rows.mask(step), step, reach, CPU)
-        outputs.append(branch(x[:, at : at + step], Context(own, ctx.cross, ctx.memory), state))
+        view = View(rows.mask(step), step, reach, CPU)
+        outputs.append(branch(x[:, at : at + step], Context(view, ctx.cross, ctx.memory), state))
         rows.advance(step, None)
-    torch.testing.assert_close(torch.cat(outputs, 1), whole, rtol=0, atol=1e-12)
+    torch.testing.assert_close(torch.cat(outputs, 1), full, rtol=0, atol=1e-12)
 
 
-def test_a_residual_rule_takes_it_like_any_branch(site: MakeSite) -> None:
+def test_a_residual_rule_wraps_parallel_branches(site: MakeSite) -> None:
     """GPT-J: x + attention(norm(x)) + feedforward(norm(x)), with one norm."""
     spec = Parallel((SelfAttention(), FeedForward(7)))
     branch, x = spec.build(site()), torch.randn(2, T, D)
-    joined: Any = PreNorm().wrap(branch, site())
+    residual: Any = PreNorm().wrap(branch, site())
     ctx = context(Mask(causal=True), torch.randn(2, S, D))
-    read = joined.norm(x)
-    torch.testing.assert_close(joined(x, ctx), x + sum(one(read, ctx) for one in joined.branch.branches))
-    state = joined.start(Rows(torch.zeros(2, dtype=torch.int64), T), ctx)
+    normed = residual.norm(x)
+    torch.testing.assert_close(residual(x, ctx), x + sum(part(normed, ctx) for part in residual.branch.branches))
+    state = residual.start(Rows(torch.zeros(2, dtype=torch.int64), T), ctx)
     assert isinstance(state[0], KVCache)
     assert state[1] is None
 

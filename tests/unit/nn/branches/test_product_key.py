@@ -1,4 +1,4 @@
-"""Product-key memory: exact against all n^2 keys, by formula, and where the variant puts it."""
+"""Product-key memory: exactness among all n^2 keys, the formula, and the layer that the variant replaces."""
 
 import math
 from collections.abc import Callable
@@ -25,10 +25,10 @@ CTX = Context(View(Mask(), 4, 4, torch.device("cpu")))
 @pytest.mark.parametrize(("n", "knn"), [(1, 1), (3, 1), (7, 3), (16, 5), (6, 6)])
 def test_product_top_is_the_top_of_all_sums(n: int, knn: int) -> None:
     scores = torch.randn(50, 3, 2, n)
-    everything = (scores[:, :, 0, :, None] + scores[:, :, 1, None, :]).flatten(-2)
-    wanted, at = everything.topk(knn, -1)
-    found, index = product_top(scores, knn)
-    torch.testing.assert_close(found, wanted, rtol=0, atol=0)
+    sums = (scores[:, :, 0, :, None] + scores[:, :, 1, None, :]).flatten(-2)
+    expected, at = sums.topk(knn, -1)
+    top, index = product_top(scores, knn)
+    torch.testing.assert_close(top, expected, rtol=0, atol=0)
     assert torch.equal(index, at)
 
 
@@ -46,10 +46,11 @@ def test_by_formula(site: MakeSite) -> None:
             for h in range(H):
                 halves = []
                 for c in range(2):
-                    part = q[(2 * h + c) * half : (2 * h + c + 1) * half]
-                    variance = torch.stack([(v - part.mean()) ** 2 for v in part]).sum() / half
+                    half_query = q[(2 * h + c) * half : (2 * h + c + 1) * half]
+                    variance = torch.stack([(v - half_query.mean()) ** 2 for v in half_query]).sum() / half
                     halves.append(
-                        (part - part.mean()) / (variance + 1e-6).sqrt() * branch.norm.weight + branch.norm.bias
+                        (half_query - half_query.mean()) / (variance + 1e-6).sqrt() * branch.norm.weight
+                        + branch.norm.bias
                     )
                 scores = {
                     (i, j): (halves[0] @ branch.keys[h, 0, i] + halves[1] @ branch.keys[h, 1, j]).item()
@@ -84,29 +85,29 @@ def test_moves_no_information_between_tokens(site: MakeSite) -> None:
 
 
 def test_a_memory_of_one_value_is_read_by_every_head(site: MakeSite) -> None:
-    """Family identity: the only weight is 1."""
+    """The only attention weight is 1."""
     branch: Any = ProductKeyMemory(3, 1, 8, 1).build(site())
     x = torch.randn(2, 4, 12)
     torch.testing.assert_close(branch(x, CTX), 3 * branch.memory[0].expand(2, 4, 12))
 
 
-def test_parameters_and_their_drawing(site: MakeSite) -> None:
+def test_parameters_and_their_initialisation(site: MakeSite) -> None:
     branch: Any = ProductKeyMemory(4, 40, 20, 8).build(site(d_model=60))
     assert sum(p.numel() for p in branch.parameters()) == 1600 * 60 + 4 * 2 * 40 * 10 + (60 * 80 + 80) + 20
-    assert branch.memory.std().item() == pytest.approx(60**-0.5, rel=0.02)  # an embedding of Xavier's
+    assert branch.memory.std().item() == pytest.approx(60**-0.5, rel=0.02)  # initialised as an embedding by Xavier
     branch = ProductKeyMemory(4, 40, 20, 8).build(site(d_model=60, init_=T5Init()))
     assert branch.memory.std().item() == pytest.approx(1.0, rel=0.02)
     assert branch.keys.std().item() == pytest.approx(10**-0.5, rel=0.05)
 
 
-def test_values_are_a_table_to_the_optimizer() -> None:
+def test_the_optimizer_treats_values_as_a_table() -> None:
     """No weight decay, and no Muon."""
     assert is_table("decoder.blocks.10.branches.2.branch.memory")
     assert not is_table("decoder.blocks.10.branches.2.branch.keys")
 
 
 @pytest.mark.parametrize(
-    ("wrong", "sentence"),
+    ("make", "message"),
     [
         (lambda: ProductKeyMemory(heads=0), "heads: must be at least 1, not 0"),
         (lambda: ProductKeyMemory(keys=0), "keys: must be at least 1, not 0"),
@@ -116,15 +117,15 @@ def test_values_are_a_table_to_the_optimizer() -> None:
         (lambda: ProductKeyMemory(keys=31), "knn: 32 exceeds the number of keys; choose at most 31"),
     ],
 )
-def test_errors(wrong: Callable[[], Any], sentence: str) -> None:
-    with pytest.raises(SpecError, match=f"^{sentence}"):
-        wrong()
+def test_errors(make: Callable[[], Any], message: str) -> None:
+    with pytest.raises(SpecError, match=f"^{message}"):
+        make()
 
 
 # -- the variant
 
 
-def test_the_last_decoder_layer_but_one() -> None:
+def test_the_second_to_last_decoder_layer_is_replaced() -> None:
     model: Any = apply("product_key_memory", preset("narang_base"))
     branches = [model.decoder.block_of(layer).branches[-1] for layer in range(12)]
     assert branches[10] == ProductKeyMemory()
@@ -132,7 +133,7 @@ def test_the_last_decoder_layer_but_one() -> None:
     assert model.encoder == preset("narang_base").encoder  # type: ignore[reportAttributeAccessIssue]
 
 
-def test_sizes_go_with_the_base() -> None:
+def test_sizes_scale_with_the_base() -> None:
     small: Any = apply("product_key_memory", preset("transformer_small"))
     assert small.decoder.block_of(1).branches[-1] == ProductKeyMemory(keys=148, d_key=42)
     tiny: Any = apply("product_key_memory", preset("transformer_tiny", d_model=16, heads=2, **{"decoder.depth": 1}))

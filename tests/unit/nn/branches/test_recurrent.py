@@ -31,25 +31,25 @@ def test_an_elman_branch_by_formula(site: MakeSite) -> None:
     y = branch(x, Context(View(Mask(q_seg=seg, k_seg=seg), T, T, CPU)))
     for row, length in enumerate(lengths):
         states = torch.zeros(length, 2 * H)
-        for way, order in enumerate((range(length), reversed(range(length)))):
-            cell, h = branch.layer.cells[way], branch.layer.starts[way].state[0]
+        for direction, order in enumerate((range(length), reversed(range(length)))):
+            cell, h = branch.layer.cells[direction], branch.layer.starts[direction].state[0]
             for t in order:
                 h = torch.tanh(cell.input.weight @ x[row, t] + cell.input.bias + cell.hidden.weight @ h)
-                states[t, way * H : (way + 1) * H] = h
-        wanted = states @ branch.output.weight.T + branch.output.bias
-        torch.testing.assert_close(y[row, :length], wanted, rtol=0, atol=1e-6)
+                states[t, direction * H : (direction + 1) * H] = h
+        expected = states @ branch.output.weight.T + branch.output.bias
+        torch.testing.assert_close(y[row, :length], expected, rtol=0, atol=1e-6)
 
 
 @pytest.mark.parametrize(
-    ("spec", "sizes", "sentence"),
+    ("spec", "sizes", "message"),
     [
         (Recurrence(bidirectional=True), {"causal": True}, r"^bidirectional: a causal stack must not read later"),
         (Recurrence(bidirectional=True), {"causal": False, "d_model": 9}, "^d_hidden: two directions cannot share"),
         (Recurrence(d_hidden=3), {}, "^output: without W_o the states must be d_model"),
     ],
 )
-def test_invalid_specs_are_refused(spec: Recurrence, sizes: dict[str, Any], sentence: str, site: MakeSite) -> None:
-    with pytest.raises(SpecError, match=sentence):
+def test_invalid_specs_are_refused(spec: Recurrence, sizes: dict[str, Any], message: str, site: MakeSite) -> None:
+    with pytest.raises(SpecError, match=message):
         spec.build(site(**sizes))
 
 
@@ -58,7 +58,7 @@ def test_a_width_is_positive() -> None:
         Recurrence(d_hidden=0)
 
 
-def test_packed_rows_are_refused_in_one_sentence() -> None:
+def test_packed_rows_are_refused() -> None:
     spec = replace(preset("lstm_lm"), vocab=tiny.VOCAB, d_model=8)  # type: ignore[reportCallIssue]
     batch = tiny.collate(spec, tiny.examples(spec, 2), packed=True)
     with pytest.raises(DataError, match=r"^packed: a recurrence would carry its state from one text of a row"):

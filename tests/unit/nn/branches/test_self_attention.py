@@ -24,7 +24,7 @@ T = 5
 
 
 def branch_of(spec: SelfAttention, site: Site) -> Branch:
-    """With biases and gains that are not zero and one."""
+    """Return a branch with random biases and gains."""
     branch = spec.build(site)
     for parameter in branch.parameters():
         nn.init.normal_(parameter, 0.0, 0.5)
@@ -49,12 +49,12 @@ def by_hand(
     b = torch.zeros(len(W)) if b is None else b
     starts = {"q": 0, "k": H * K, "v": H * K + G * K}
 
-    def head(which: str, h: int, width: int) -> Tensor:
-        rows = slice(starts[which] + h * width, starts[which] + (h + 1) * width)
+    def head(role: str, h: int, width: int) -> Tensor:
+        rows = slice(starts[role] + h * width, starts[role] + (h + 1) * width)
         y = project(x, W[rows], b[rows])
-        if spec.query_key_norm.kind == "no_norm" or which == "v":
+        if spec.query_key_norm.kind == "no_norm" or role == "v":
             return y
-        gain = (branch.query_norm if which == "q" else branch.key_norm).weight
+        gain = (branch.query_norm if role == "q" else branch.key_norm).weight
         return y / (y.square().mean(-1, keepdim=True) + 1e-6).sqrt() * gain
 
     q = torch.stack([head("q", h, K) for h in range(H)], 1)
@@ -110,28 +110,28 @@ def test_stack_bias_reaches_the_scores(site: MakeSite, naive: Naive) -> None:
     torch.testing.assert_close(branch(x, Context(view)), expected, rtol=0, atol=1e-12)
 
 
-def test_a_position_of_its_own_replaces_the_stacks(site: MakeSite, naive: Naive) -> None:
+def test_the_position_of_the_layer_replaces_that_of_the_stack(site: MakeSite, naive: Naive) -> None:
     spec = SelfAttention(position=ALiBi())
     branch, x = branch_of(spec, site(position=T5Bias())), torch.randn(2, T, 12)
     view = View(Mask(causal=True), T, T, CPU)
-    own = ALiBi().build(site())(view).bias
-    loud = view.with_terms(T5Bias(8, 9).build(site())(view))
-    expected = by_hand(branch, SelfAttention(), x, view.mask, naive, own)
-    torch.testing.assert_close(branch(x, Context(loud)), expected, rtol=0, atol=1e-12)
+    bias = ALiBi().build(site())(view).bias
+    with_stack_bias = view.with_terms(T5Bias(8, 9).build(site())(view))
+    expected = by_hand(branch, SelfAttention(), x, view.mask, naive, bias)
+    torch.testing.assert_close(branch(x, Context(with_stack_bias)), expected, rtol=0, atol=1e-12)
 
 
 def test_rotary_scores_are_relative(site: MakeSite) -> None:
     """Moving all tokens by seven places changes nothing (C62)."""
     branch, x = branch_of(SelfAttention(position=Rotary()), site()), torch.randn(2, T, 12)
     moved = torch.arange(7, 7 + T)[None]
-    here, there = Mask(causal=True), Mask(causal=True, q_pos=moved, k_pos=moved)
-    torch.testing.assert_close(branch(x, context(here)), branch(x, context(there)), rtol=0, atol=1e-12)
-    plain = SelfAttention().build(site())
-    plain.load_state_dict(branch.state_dict())
-    assert (branch(x, context(here)) - plain(x, context(here))).abs().max() > 1e-3
+    mask, moved_mask = Mask(causal=True), Mask(causal=True, q_pos=moved, k_pos=moved)
+    torch.testing.assert_close(branch(x, context(mask)), branch(x, context(moved_mask)), rtol=0, atol=1e-12)
+    without_position = SelfAttention().build(site())
+    without_position.load_state_dict(branch.state_dict())
+    assert (branch(x, context(mask)) - without_position(x, context(mask))).abs().max() > 1e-3
 
 
-def test_a_trace_gets_the_weights_and_changes_nothing(site: MakeSite) -> None:
+def test_a_trace_records_the_weights_and_does_not_change_the_output(site: MakeSite) -> None:
     branch, x, trace = branch_of(SelfAttention(output=False), site(side="encoder")), torch.randn(2, T, 12), Trace()
     traced = branch(x, context(Mask(causal=True), trace=trace))
     assert torch.equal(traced, branch(x, context(Mask(causal=True))))
@@ -149,7 +149,7 @@ def test_attention_dropout_in_training_only(site: MakeSite) -> None:
 
 
 @pytest.mark.parametrize(
-    ("spec", "changes", "name", "words"),
+    ("spec", "changes", "name", "message"),
     [
         (SelfAttention(heads=6), {"position": T5Bias()}, "heads", "is 6, but the stack's 't5_bias' position is for 3"),
         (SelfAttention(d_head=6), {"position": Rotary()}, "d_head", "is 6, but the stack's .* position is for 4"),
@@ -164,8 +164,8 @@ def test_attention_dropout_in_training_only(site: MakeSite) -> None:
         (SelfAttention(output=False, d_value=5), {}, "output", "d_model 12, not 3 x 5"),
     ],
 )
-def test_refusals(spec: SelfAttention, changes: dict[str, Any], name: str, words: str, site: MakeSite) -> None:
-    with pytest.raises(SpecError, match=words) as raised:
+def test_refusals(spec: SelfAttention, changes: dict[str, Any], name: str, message: str, site: MakeSite) -> None:
+    with pytest.raises(SpecError, match=message) as raised:
         spec.build(site(path="decoder.pattern[0].branches[0]", **changes))
     assert raised.value.path == f"decoder.pattern[0].branches[0].{name}"
 
@@ -173,14 +173,14 @@ def test_refusals(spec: SelfAttention, changes: dict[str, Any], name: str, words
 @pytest.mark.parametrize(
     ("spec", "position"),
     [
-        (SelfAttention(heads=6, d_head=4), Rotary()),  # turns 4 channels, however many heads there are
+        (SelfAttention(heads=6, d_head=4), Rotary()),  # rotates 4 channels, however many heads there are
         (SelfAttention(kv_heads=1), T5Bias()),
         (SelfAttention(d_head=6), ALiBi()),
         (SelfAttention(heads=6), None),
         (SelfAttention(heads=6, position=T5Bias()), T5Bias()),
     ],
 )
-def test_sizes_that_the_stacks_position_does_not_mind(spec: SelfAttention, position: Any, site: MakeSite) -> None:
+def test_sizes_that_fit_the_position_of_the_stack(spec: SelfAttention, position: Any, site: MakeSite) -> None:
     assert isinstance(spec.build(site(position=position)), Branch)
 
 

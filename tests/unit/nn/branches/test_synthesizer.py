@@ -1,4 +1,4 @@
-"""Synthesizers against their formulas, pair by pair of positions; their limits are attention and averages."""
+"""Synthesizers, compared with their formulas, and with attention and averages in special cases."""
 
 import math
 from collections.abc import Callable
@@ -39,7 +39,7 @@ from regard.tree import swap, walk
 from regard.variants import VARIANTS, apply
 
 MakeSite = Callable[..., Site]
-Seen = Callable[[Mask, int, int, int], bool]
+IsVisible = Callable[[Mask, int, int, int], bool]
 CPU = torch.device("cpu")
 T, MAX = 5, 8
 SEG = torch.tensor([[1, 1, 1, 1, 0], [1, 1, 0, 0, 0]])
@@ -70,8 +70,10 @@ SPECS = {
     for name, scores in SCORES.items()
     for mix in ("alone", "plus", "alpha")
 }
-# The others are rows of the table, which are held to the laws of decoding in tests/laws.
-NO_ROW = {name: spec for name, spec in SPECS.items() if name.startswith(("factorised", "two")) and spec.mix != "alone"}
+# The other specs are variants, for which the laws in tests/laws examine decoding.
+NOT_VARIANTS = {
+    name: spec for name, spec in SPECS.items() if name.startswith(("factorised", "two")) and spec.mix != "alone"
+}
 ALONE = {name: spec for name, spec in SPECS.items() if spec.mix == "alone"}
 
 
@@ -87,7 +89,7 @@ def context(mask: Mask, **more: Any) -> Context:
 
 
 def synthesized(branch: Any, spec: Synthesizer, x: Tensor, q: Tensor | None, h: int, i: int, j: int) -> Tensor:
-    """The score that the token x (its query in head h: q) at position i gives position j."""
+    """Return the score of position j for token x at position i, with query q in head h."""
     s = branch.scores
     if isinstance(spec.scores, DenseScores):
         assert q is not None
@@ -101,11 +103,15 @@ def synthesized(branch: Any, spec: Synthesizer, x: Tensor, q: Tensor | None, h: 
     return s.queries[h, i] @ s.keys[h, j]
 
 
-def by_hand(branch: Any, spec: Synthesizer, x: Tensor, mask: Mask, seen: Seen, bias: Tensor | None = None) -> Tensor:
-    """concat_h(softmax(scores_h) v_h) W_o, query by query, from the formulas of Tay et al. and Narang et al."""
+def by_hand(
+    branch: Any, spec: Synthesizer, x: Tensor, mask: Mask, is_visible: IsVisible, bias: Tensor | None = None
+) -> Tensor:
+    """Return concat_h(softmax(scores_h) v_h) W_o, query by query, by the formulas of Tay et al. and Narang et al."""
     linear = branch.project if spec.mix == "alone" else branch.qkv
-    parts = len(linear.weight) // 10
-    projected = [x @ w.T + b for w, b in zip(linear.weight.chunk(parts), linear.bias.chunk(parts), strict=True)]
+    projections = len(linear.weight) // 10
+    projected = [
+        x @ w.T + b for w, b in zip(linear.weight.chunk(projections), linear.bias.chunk(projections), strict=True)
+    ]
     share = branch.alpha.sigmoid() if spec.mix == "alpha" else None
     rows = []
     for b in range(2):
@@ -113,8 +119,8 @@ def by_hand(branch: Any, spec: Synthesizer, x: Tensor, mask: Mask, seen: Seen, b
             heads = []
             for h in range(2):
                 c = slice(5 * h, 5 * h + 5)
-                q = projected[0][b, t, c] if parts > 1 else None
-                keys, scores = [s for s in range(T) if seen(mask, b, t, s)], []
+                q = projected[0][b, t, c] if projections > 1 else None
+                keys, scores = [s for s in range(T) if is_visible(mask, b, t, s)], []
                 for s in keys:
                     i = t if mask.q_pos is None else int(mask.q_pos[b, t])
                     j = s if mask.k_pos is None else int(mask.k_pos[b, s])
@@ -132,48 +138,52 @@ def by_hand(branch: Any, spec: Synthesizer, x: Tensor, mask: Mask, seen: Seen, b
 
 @pytest.mark.parametrize("mask", MASKS.values(), ids=list(MASKS))
 @pytest.mark.parametrize("spec", SPECS.values(), ids=list(SPECS))
-def test_by_formula(spec: Synthesizer, mask: Mask, site: MakeSite, seen: Seen) -> None:
+def test_by_formula(spec: Synthesizer, mask: Mask, site: MakeSite, is_visible: IsVisible) -> None:
     branch, x = branch_of(spec, site()), torch.randn(2, T, 12)
-    outputs, expected = branch(x, context(mask)), by_hand(branch, spec, x, mask, seen)
+    outputs, expected = branch(x, context(mask)), by_hand(branch, spec, x, mask, is_visible)
     real = torch.ones(2, T, dtype=torch.bool) if mask.q_seg is None else mask.q_seg != 0
     torch.testing.assert_close(outputs[real], expected[real], rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("spec", SPECS.values(), ids=list(SPECS))
-def test_gradients_by_formula(spec: Synthesizer, site: MakeSite, seen: Seen) -> None:
+def test_gradients_by_formula(spec: Synthesizer, site: MakeSite, is_visible: IsVisible) -> None:
     branch, x, mask = branch_of(spec, site()), torch.randn(2, T, 12), MASKS["packed, causal True"]
     real = mask.q_seg != 0
-    wanted = list(branch.parameters())
-    mine = torch.autograd.grad(branch(x, context(mask))[real].square().sum(), wanted)
-    plain = torch.autograd.grad(by_hand(branch, spec, x, mask, seen)[real].square().sum(), wanted)
-    torch.testing.assert_close(mine, plain, rtol=0, atol=1e-10)
+    parameters = list(branch.parameters())
+    gradients = torch.autograd.grad(branch(x, context(mask))[real].square().sum(), parameters)
+    expected = torch.autograd.grad(by_hand(branch, spec, x, mask, is_visible)[real].square().sum(), parameters)
+    torch.testing.assert_close(gradients, expected, rtol=0, atol=1e-10)
 
 
 @pytest.mark.parametrize("spec", SPECS.values(), ids=list(SPECS))
-def test_stack_bias_for_the_number_of_heads_is_added_to_scores(spec: Synthesizer, site: MakeSite, seen: Seen) -> None:
+def test_stack_bias_for_the_number_of_heads_is_added_to_scores(
+    spec: Synthesizer, site: MakeSite, is_visible: IsVisible
+) -> None:
     branch, x = branch_of(spec, site(positions={2: T5Bias(8, 9)})), torch.randn(2, T, 12)
     view = View(Mask(causal=True), T, T, CPU)
     terms = branch_of(T5Bias(8, 9), site(heads=2))(view)
-    loud = replace(view, by_heads={2: view.with_terms(terms)})
-    expected = by_hand(branch, spec, x, view.mask, seen, terms.bias)
-    torch.testing.assert_close(branch(x, Context(loud)), expected, rtol=0, atol=1e-12)
+    with_stack_bias = replace(view, by_heads={2: view.with_terms(terms)})
+    expected = by_hand(branch, spec, x, view.mask, is_visible, terms.bias)
+    torch.testing.assert_close(branch(x, Context(with_stack_bias)), expected, rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("spec", [SPECS["dense alone"], SPECS["random plus"]], ids=["alone", "plus"])
-def test_a_position_of_its_own_replaces_the_stacks(spec: Synthesizer, site: MakeSite, seen: Seen) -> None:
+def test_the_position_of_the_layer_replaces_that_of_the_stack(
+    spec: Synthesizer, site: MakeSite, is_visible: IsVisible
+) -> None:
     branch, x = branch_of(replace(spec, position=ALiBi()), site(position=T5Bias())), torch.randn(2, T, 12)
     view = View(Mask(causal=True), T, T, CPU)
-    own = ALiBi().build(site(heads=2))(view).bias
-    loud = view.with_terms(T5Bias(8, 9).build(site())(view))
-    expected = by_hand(branch, spec, x, view.mask, seen, own)
-    torch.testing.assert_close(branch(x, Context(loud)), expected, rtol=0, atol=1e-12)
+    bias = ALiBi().build(site(heads=2))(view).bias
+    with_stack_bias = view.with_terms(T5Bias(8, 9).build(site())(view))
+    expected = by_hand(branch, spec, x, view.mask, is_visible, bias)
+    torch.testing.assert_close(branch(x, Context(with_stack_bias)), expected, rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("static", [False, True])
-@pytest.mark.parametrize("spec", NO_ROW.values(), ids=list(NO_ROW))
+@pytest.mark.parametrize("spec", NOT_VARIANTS.values(), ids=list(NOT_VARIANTS))
 def test_decoding_steps_equal_the_full_pass(spec: Synthesizer, static: bool, site: MakeSite) -> None:
     branch, x = branch_of(spec, site()), torch.randn(2, T, 12)
-    whole = branch(x, context(Mask(causal=True)))
+    full = branch(x, context(Mask(causal=True)))
     rows = Rows(torch.zeros(2, dtype=torch.int64), MAX, uniform=not static, static=static)
     state, outputs = branch.start(rows, context(Mask())), []
     assert isinstance(state, ActivationCache if spec.mix == "alone" else KVCache)
@@ -181,14 +191,14 @@ def test_decoding_steps_equal_the_full_pass(spec: Synthesizer, static: bool, sit
         at, S = rows.bound, rows.reach(step)
         outputs.append(branch(x[:, at : at + step], Context(View(rows.mask(step), step, S, CPU)), state))
         rows.advance(step, None)
-    torch.testing.assert_close(torch.cat(outputs, 1), whole, rtol=0, atol=1e-12)
+    torch.testing.assert_close(torch.cat(outputs, 1), full, rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("static", [False, True])
-@pytest.mark.parametrize("spec", NO_ROW.values(), ids=list(NO_ROW))
+@pytest.mark.parametrize("spec", NOT_VARIANTS.values(), ids=list(NOT_VARIANTS))
 def test_rows_of_unequal_length_decode_and_reorder(spec: Synthesizer, static: bool, site: MakeSite) -> None:
     branch, x = branch_of(spec, site()), torch.randn(2, T, 12)
-    whole = branch(x, context(Mask(causal=True)))
+    full = branch(x, context(Mask(causal=True)))
     rows = Rows(torch.zeros(2, dtype=torch.int64), 6, uniform=not static, static=static)
     state = branch.start(rows, context(Mask()))
     branch(x[:, :3], Context(View(rows.mask(3), 3, rows.reach(3), CPU)), state)
@@ -198,11 +208,11 @@ def test_rows_of_unequal_length_decode_and_reorder(spec: Synthesizer, static: bo
     rows.reorder(parent)
     following = torch.stack([x[1, 1:2], x[0, 3:4]])
     outputs = branch(following, Context(View(rows.mask(1), 1, rows.reach(1), CPU)), state)
-    torch.testing.assert_close(outputs[:, 0], torch.stack([whole[1, 1], whole[0, 3]]), rtol=0, atol=1e-12)
+    torch.testing.assert_close(outputs[:, 0], torch.stack([full[1, 1], full[0, 3]]), rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("spec", SPECS.values(), ids=list(SPECS))
-def test_a_trace_gets_the_weights_and_changes_nothing(spec: Synthesizer, site: MakeSite) -> None:
+def test_a_trace_records_the_weights_and_does_not_change_the_output(spec: Synthesizer, site: MakeSite) -> None:
     branch, x, trace = branch_of(spec, site(side="encoder")), torch.randn(2, T, 12), Trace()
     traced = branch(x, context(Mask(), trace=trace))
     assert torch.equal(traced, branch(x, context(Mask())))
@@ -223,10 +233,10 @@ def weights_of(branch: Branch, x: Tensor, mask: Mask) -> Tensor:
 @pytest.mark.parametrize("name", ["random alone", "factorised alone"])
 def test_random_scores_do_not_depend_on_the_tokens(name: str, site: MakeSite) -> None:
     branch = branch_of(SPECS[name], site())
-    one, other = (weights_of(branch, torch.randn(2, T, 12), Mask(causal=True)) for _ in range(2))
-    assert torch.equal(one, other)
-    # The factors as they were released score alike for all queries; these do not.
-    assert (one[0, :, 3, :3] / one[0, :, 3, :1] - one[0, :, 2, :3] / one[0, :, 2, :1]).abs().max() > 1e-3
+    first, second = (weights_of(branch, torch.randn(2, T, 12), Mask(causal=True)) for _ in range(2))
+    assert torch.equal(first, second)
+    # With the released factors, all queries have the same scores; here they do not.
+    assert (first[0, :, 3, :3] / first[0, :, 3, :1] - first[0, :, 2, :3] / first[0, :, 2, :1]).abs().max() > 1e-3
 
 
 def test_full_rank_factors_equal_random_scores(site: MakeSite) -> None:
@@ -240,15 +250,15 @@ def test_full_rank_factors_equal_random_scores(site: MakeSite) -> None:
         torch.testing.assert_close(weights_of(full, x, mask), weights_of(random, x, mask))
 
 
-def test_two_layers_that_the_heads_share_are_the_dense_scores(site: MakeSite) -> None:
-    dense, own = branch_of(SPECS["dense alone"], site()), branch_of(SPECS["two layers alone"], site())
+def test_two_layers_with_shared_parameters_equal_dense_scores(site: MakeSite) -> None:
+    dense, two_layers = branch_of(SPECS["dense alone"], site()), branch_of(SPECS["two layers alone"], site())
     with torch.no_grad():
-        own.scores.first.weight.copy_(dense.project.weight[:10])
-        own.scores.first.bias.copy_(dense.project.bias[:10])
-        own.scores.weight.copy_(dense.scores.weight.expand(2, -1, -1))
-        own.scores.bias.zero_()
+        two_layers.scores.first.weight.copy_(dense.project.weight[:10])
+        two_layers.scores.first.bias.copy_(dense.project.bias[:10])
+        two_layers.scores.weight.copy_(dense.scores.weight.expand(2, -1, -1))
+        two_layers.scores.bias.zero_()
     x = torch.randn(2, T, 12)
-    torch.testing.assert_close(weights_of(own, x, Mask()), weights_of(dense, x, Mask()))
+    torch.testing.assert_close(weights_of(two_layers, x, Mask()), weights_of(dense, x, Mask()))
 
 
 @pytest.mark.parametrize("name", ["dense alone", "random alone", "factorised alone"])
@@ -262,11 +272,11 @@ def test_zero_scores_average_the_values(name: str, site: MakeSite) -> None:
 
 @pytest.mark.parametrize("name", ["dense", "random"])
 @pytest.mark.parametrize("mix", ["plus", "alpha"])
-def test_without_its_scores_it_is_attention(name: str, mix: str, site: MakeSite) -> None:
+def test_with_zero_scores_it_is_attention(name: str, mix: str, site: MakeSite) -> None:
     branch, x = branch_of(SPECS[f"{name} {mix}"], site()), torch.randn(2, T, 12)
     attention = SelfAttention(heads=2, d_head=5).build(site())
-    kept = {key: tensor for key, tensor in branch.state_dict().items() if not key.startswith(("scores", "alpha"))}
-    attention.load_state_dict(kept)
+    shared = {key: tensor for key, tensor in branch.state_dict().items() if not key.startswith(("scores", "alpha"))}
+    attention.load_state_dict(shared)
     if mix == "plus":
         nn.init.zeros_(branch.scores.weight)
     else:
@@ -284,7 +294,7 @@ def test_alpha_starts_at_one_half_and_interpolates(site: MakeSite) -> None:
     torch.testing.assert_close(weights_of(branch, x, Mask()), weights_of(alone, x, Mask()))
 
 
-def test_attention_dropout_is_for_every_row_and_in_training_only(site: MakeSite) -> None:
+def test_attention_dropout_differs_between_rows_and_is_off_in_evaluation(site: MakeSite) -> None:
     for name in ("random alone", "random plus"):
         branch, x = branch_of(SPECS[name], site(attention_dropout=0.5)), torch.randn(1, T, 12).expand(2, -1, -1)
         y = branch(x, context(Mask()))
@@ -295,7 +305,7 @@ def test_attention_dropout_is_for_every_row_and_in_training_only(site: MakeSite)
 
 
 @pytest.mark.parametrize("spec", SPECS.values(), ids=list(SPECS))
-def test_longer_than_the_scores_is_refused(spec: Synthesizer, site: MakeSite) -> None:
+def test_sequences_longer_than_the_scores_are_refused(spec: Synthesizer, site: MakeSite) -> None:
     branch = branch_of(spec, site(path="decoder.pattern[0].branches[0]"))
     assert branch(torch.randn(1, MAX, 12), Context(View(Mask(), MAX, MAX, CPU))).shape == (1, MAX, 12)
     with pytest.raises(SpecError, match="a sequence of 9 tokens exceeds the 8 positions with scores") as raised:
@@ -306,7 +316,7 @@ def test_longer_than_the_scores_is_refused(spec: Synthesizer, site: MakeSite) ->
         branch(torch.randn(1, 1, 12), Context(View(rows.mask(1), 1, 9, CPU)), branch.start(rows, context(Mask())))
 
 
-def test_a_long_row_of_short_segments_is_not_long(site: MakeSite) -> None:
+def test_a_long_packed_row_of_short_texts_is_accepted(site: MakeSite) -> None:
     seg, pos = torch.tensor([[1] * 6 + [2] * 6]), torch.arange(6).repeat(2)[None]
     mask = Mask(q_pos=pos, k_pos=pos, q_seg=seg, k_seg=seg, packed=True, segments=2, longest=6)
     x = torch.randn(1, 6, 12).repeat(1, 2, 1)
@@ -316,7 +326,7 @@ def test_a_long_row_of_short_segments_is_not_long(site: MakeSite) -> None:
 
 
 @pytest.mark.parametrize(
-    ("spec", "changes", "name", "words"),
+    ("spec", "changes", "name", "message"),
     [
         (Synthesizer(heads=2), {"position": T5Bias()}, "heads", "is 2, but the stack's 't5_bias' position is for 3"),
         (Synthesizer(), {"position": Rotary()}, "position", "can add a bias to its scores, but 'rotary' acts on"),
@@ -324,13 +334,13 @@ def test_a_long_row_of_short_segments_is_not_long(site: MakeSite) -> None:
         (Synthesizer(heads=2), {"positions": {2: Injected()}}, "position", "'injected' acts on queries and keys"),
     ],
 )
-def test_refusals(spec: Synthesizer, changes: dict[str, Any], name: str, words: str, site: MakeSite) -> None:
-    with pytest.raises(SpecError, match=words) as raised:
+def test_refusals(spec: Synthesizer, changes: dict[str, Any], name: str, message: str, site: MakeSite) -> None:
+    with pytest.raises(SpecError, match=message) as raised:
         spec.build(site(path="decoder.pattern[0].branches[0]", **changes))
     assert raised.value.path == f"decoder.pattern[0].branches[0].{name}"
 
 
-def test_refusals_of_the_description_itself() -> None:
+def test_invalid_fields_are_refused() -> None:
     for name in ("heads", "d_head", "max_len"):
         with pytest.raises(SpecError, match=f"^{name}: must be at least 1, not 0"):
             Synthesizer(**dict.fromkeys([name], 0))  # type: ignore[reportArgumentType]
@@ -348,15 +358,15 @@ AS_RUN = [name for name in NAMES if name != "synth_dense_tay"]
 def test_variants_have_the_settings_of_narang_et_al(name: str) -> None:
     changed = apply(name, preset("narang_base"))
     assert isinstance(changed, EncoderDecoder)
-    found = [part for part in walk(changed) if isinstance(part, Synthesizer)]
-    assert {(s.heads, s.d_head, s.max_len, s.scale) for s in found} == {(8, 128, 512, "none")}
+    synthesizers = [part for part in walk(changed) if isinstance(part, Synthesizer)]
+    assert {(s.heads, s.d_head, s.max_len, s.scale) for s in synthesizers} == {(8, 128, 512, "none")}
     for stack in (changed.encoder, changed.decoder):
         assert isinstance(stack, Plain)
         assert (stack.position, stack.positions) == (None, (AtHeads(8, T5Bias()),))
     assert not any(isinstance(part, SelfAttention) for part in walk(changed))
 
 
-# Of one layer: its four projections, or fewer, and the scores (modifications.md, 3.14).
+# Parameters of one layer: up to four projections, and the scores (modifications.md, 3.14).
 @pytest.mark.parametrize(
     ("name", "parameters"),
     [
@@ -396,7 +406,7 @@ def test_unsuitable_bases_are_refused(name: str) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_costs_are_counted(name: str) -> None:
-    """Twelve layers at 128 tokens: projections, what is synthesized, products, and what is mixed."""
+    """Twelve layers with 128 tokens: projections, synthesized scores, query-key products, weighted sums of values."""
     counted = cost(apply(name, preset("narang_base")), 128)
     (layer,) = (part for part in counted.parts if part.part in {"decoder.synthesizer", "decoder.synthesizer_plus"})
     if name == "synth_dense_tay":

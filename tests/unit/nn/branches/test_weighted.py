@@ -1,4 +1,4 @@
-"""The Weighted Transformer against its formula, head by head; with a linear feed-forward it is attention."""
+"""The Weighted Transformer, compared with its formula head by head, and with attention."""
 
 import math
 from collections.abc import Callable
@@ -48,17 +48,17 @@ def branch_of(spec: Weighted | WeightedSimplex, site: Site) -> Any:
     return branch
 
 
-def own(mask: Mask) -> Context:
+def self_context(mask: Mask) -> Context:
     return Context(View(mask, T, T, CPU))
 
 
-def cross(memory: Tensor, T: int = T, seg: Tensor = SEG, **more: Any) -> Context:
+def cross_context(memory: Tensor, T: int = T, seg: Tensor = SEG, **more: Any) -> Context:
     view = View(Mask(k_seg=seg), T, memory.shape[1], CPU)
     return Context(view, view, Memory((memory,)), **more)
 
 
-def joined(branch: Any, kind: Kind, heads: Tensor) -> Tensor:
-    """sum_i alpha_i FFN_i(kappa_i head_i W_i), head by head; heads are (B, H, T, V)."""
+def weighted_sum(branch: Any, kind: Kind, heads: Tensor) -> Tensor:
+    """Return sum_i alpha_i FFN_i(kappa_i head_i W_i), head by head, for heads (B, H, T, V)."""
     kappa, alpha = branch.kappa, branch.alpha
     if kind is WeightedSimplex:
         kappa, alpha = (w.exp() / w.exp().sum() for w in (kappa, alpha))
@@ -77,12 +77,12 @@ def test_self_by_formula(kind: Kind, mask: Mask, site: MakeSite, naive: Naive) -
     branch, x = branch_of(kind(SELF, FEEDFORWARD), site()), torch.randn(2, T, 12)
     projected = x @ branch.attention.qkv.weight.T + branch.attention.qkv.bias
     q, k, v = (part.unflatten(-1, (3, 4)).transpose(1, 2) for part in projected.split(12, -1))
-    expected = joined(branch, kind, naive(q, k, v, mask, 1 / math.sqrt(4)))
-    outputs = branch(x, own(mask))
+    expected = weighted_sum(branch, kind, naive(q, k, v, mask, 1 / math.sqrt(4)))
+    outputs = branch(x, self_context(mask))
     torch.testing.assert_close(outputs, expected, rtol=0, atol=1e-12)
-    wanted = list(branch.parameters())
-    mine, plain = (torch.autograd.grad(y.square().sum(), wanted) for y in (outputs, expected))
-    torch.testing.assert_close(mine, plain, rtol=0, atol=1e-10)
+    parameters = list(branch.parameters())
+    gradients, expected_gradients = (torch.autograd.grad(y.square().sum(), parameters) for y in (outputs, expected))
+    torch.testing.assert_close(gradients, expected_gradients, rtol=0, atol=1e-10)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -91,13 +91,13 @@ def test_cross_by_formula_with_padding(kind: Kind, site: MakeSite, naive: Naive)
     inner = branch.attention
     q = inner.query(x).unflatten(-1, (3, 4)).transpose(1, 2)
     k, v = (part.unflatten(-1, (3, 4)).transpose(1, 2) for part in inner.kv(memory).split(12, -1))
-    expected = joined(branch, kind, naive(q, k, v, Mask(k_seg=SEG), 1 / math.sqrt(4)))
-    torch.testing.assert_close(branch(x, cross(memory)), expected, rtol=0, atol=1e-12)
+    expected = weighted_sum(branch, kind, naive(q, k, v, Mask(k_seg=SEG), 1 / math.sqrt(4)))
+    torch.testing.assert_close(branch(x, cross_context(memory)), expected, rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_linear_feedforward_makes_it_attention(kind: Kind, site: MakeSite) -> None:
-    """With the identity for every head and weights of one (of a third, three times), heads are only summed."""
+def test_identity_feedforwards_make_it_attention(kind: Kind, site: MakeSite) -> None:
+    """With identity feed-forwards and equal weights of 1 (Weighted) or 1 / 3 (WeightedSimplex), it sums the heads."""
     spec = kind(SELF, FeedForward(12, "linear", bias=False))
     branch, attention = branch_of(spec, site()), SelfAttention().build(site())
     simplex = kind is WeightedSimplex
@@ -114,11 +114,11 @@ def test_a_linear_feedforward_makes_it_attention(kind: Kind, site: MakeSite) -> 
         }
     )
     x = torch.randn(2, T, 12)
-    expected = attention(x, own(Mask(causal=True))) / (9 if simplex else 1)
-    torch.testing.assert_close(branch(x, own(Mask(causal=True))), expected, rtol=0, atol=1e-12)
+    expected = attention(x, self_context(Mask(causal=True))) / (9 if simplex else 1)
+    torch.testing.assert_close(branch(x, self_context(Mask(causal=True))), expected, rtol=0, atol=1e-12)
 
 
-def test_where_the_weights_start(site: MakeSite) -> None:
+def test_initial_weights(site: MakeSite) -> None:
     free: Any = Weighted(SELF, FEEDFORWARD).build(site(heads=1000, d_head=1, d_value=1, d_model=1000))
     for weights in (free.kappa, free.alpha):
         assert bool((weights >= 0).all() and (weights < 1).all())
@@ -131,7 +131,7 @@ def test_where_the_weights_start(site: MakeSite) -> None:
 def test_weights_on_the_simplex_stay_there(site: MakeSite) -> None:
     branch = branch_of(WeightedSimplex(SELF, FEEDFORWARD), site())
     optimizer = torch.optim.SGD(branch.parameters(), 1.0)
-    branch(torch.randn(2, T, 12), own(Mask())).square().sum().backward()
+    branch(torch.randn(2, T, 12), self_context(Mask())).square().sum().backward()
     optimizer.step()
     for weights in branch.weights():
         assert bool((weights >= 0).all())
@@ -142,36 +142,36 @@ def test_weights_on_the_simplex_stay_there(site: MakeSite) -> None:
 def test_beams_share_the_memory_of_their_source(kind: Kind, site: MakeSite) -> None:
     branch, memory, trace = branch_of(kind(CROSS, FEEDFORWARD), site()), torch.randn(2, S, 12), Trace()
     x = torch.randn(6, 1, 12)
-    state = branch.start(Rows(torch.zeros(6, dtype=torch.int64), 9), cross(memory))
+    state = branch.start(Rows(torch.zeros(6, dtype=torch.int64), 9), cross_context(memory))
     assert isinstance(state, StaticKV)
-    folded = branch(x, cross(memory, 3, trace=trace), state)
-    repeated = branch(x, cross(memory.repeat_interleave(3, 0), 1, SEG.repeat_interleave(3, 0)))
+    folded = branch(x, cross_context(memory, 3, trace=trace), state)
+    repeated = branch(x, cross_context(memory.repeat_interleave(3, 0), 1, SEG.repeat_interleave(3, 0)))
     torch.testing.assert_close(folded, repeated, rtol=0, atol=1e-12)
     assert [weights.shape for weights in trace.weights["decoder.cross"]] == [(6, 3, 1, S)]
 
 
 @pytest.mark.parametrize(
-    ("attention", "feedforward", "words"),
+    ("attention", "feedforward", "message"),
     [
-        (SelfAttention(), FEEDFORWARD, "^attention.output: each head is projected on its own here; set it to false"),
+        (SelfAttention(), FEEDFORWARD, "^attention.output: each head is projected separately here; set it to false"),
         (FEEDFORWARD, FEEDFORWARD, "^attention: needs a self_attention or a cross_attention, not 'feedforward'"),
         (Synthesizer(), FEEDFORWARD, "^attention: needs a self_attention or a cross_attention, not 'synthesizer'"),
         (SELF, SELF, "^feedforward: needs a feedforward, not 'self_attention'"),
     ],
 )
 @pytest.mark.parametrize("kind", KINDS)
-def test_refusals(kind: Kind, attention: Any, feedforward: Any, words: str) -> None:
-    with pytest.raises(SpecError, match=words):
+def test_refusals(kind: Kind, attention: Any, feedforward: Any, message: str) -> None:
+    with pytest.raises(SpecError, match=message):
         kind(attention, feedforward)
 
 
-def test_heads_need_not_make_up_the_stream(site: MakeSite) -> None:
-    """Each head is projected on its own, so 3 x 5 channels reach a stream of 12."""
+def test_heads_need_not_add_up_to_d_model(site: MakeSite) -> None:
+    """Each head is projected separately, so 3 heads of 5 channels fit a d_model of 12."""
     branch: Any = Weighted(replace(SELF, d_head=5), FEEDFORWARD).build(site())
     assert branch.output.shape == (12, 15)
 
 
-def test_the_feedforward_moves_into_every_attention() -> None:
+def test_the_variant_moves_the_feedforward_into_every_attention() -> None:
     changed = apply("weighted", preset("narang_base"))
     ff = FeedForward(3072, bias=True)
     inner = Weighted(SelfAttention(scale="none", output=False), ff)
@@ -184,7 +184,7 @@ def test_the_feedforward_moves_into_every_attention() -> None:
     assert sum(p.numel() for name, p in model.named_parameters() if name.endswith(("kappa", "alpha"))) == 36 * 24
 
 
-def test_the_papers_form_costs_what_one_feedforward_costs() -> None:
+def test_the_original_version_has_the_parameters_of_one_feedforward() -> None:
     changed = apply("weighted_ahmed", preset("narang_base"))
     parts = [part for part in walk(changed) if isinstance(part, WeightedSimplex)]
     assert {part.feedforward for part in parts} == {FeedForward(256, bias=True)}
@@ -203,7 +203,7 @@ def test_on_other_bases(name: str, base: str) -> None:
         assert {type(branch) for branch in block.branches} == {Weighted if name == "weighted" else WeightedSimplex}
 
 
-def test_rules_of_the_attentions_stay() -> None:
+def test_residual_rules_of_the_attentions_are_kept() -> None:
     rules = (PreNorm(), PostNorm())
     block = Block((SelfAttention(), FeedForward()), rules)
     base = swap(preset("gpt2_small"), Block, lambda _: block)
@@ -211,7 +211,7 @@ def test_rules_of_the_attentions_stay() -> None:
     assert changed.residual == (PreNorm(),)
 
 
-def test_later_changes_reach_what_is_inside() -> None:
+def test_later_variants_change_the_inner_attention_and_feedforward() -> None:
     changed = apply("rotary", apply("swiglu", apply("weighted", preset("transformer_small"))))
     assert {(f.gated, f.activation) for f in walk(changed) if isinstance(f, FeedForward)} == {(True, "swish")}
     assert {stack.position for stack in walk(changed) if isinstance(stack, Plain)} == {Rotary()}

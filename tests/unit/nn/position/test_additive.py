@@ -133,15 +133,15 @@ class TestInjected:
         """With one matrix W for q, k and v: (x + p) W = x W + p W, so a table that holds p W gives the same output."""
         spec = SelfAttention(position=Injected(Learned(6)))
         branch = spec.build(site())
-        plain = SelfAttention().build(site())
+        without_position = SelfAttention().build(site())
         W, p, x = torch.randn(12, 12), torch.randn(6, 12), torch.randn(2, 6, 12)
         with torch.no_grad():
             branch.qkv.weight.copy_(torch.cat((W, W, W)))  # type: ignore[reportCallIssue]
             branch.position.table.weight.copy_(p @ W.T)  # type: ignore[reportCallIssue]
-            plain.load_state_dict(branch.state_dict(), strict=False)
+            without_position.load_state_dict(branch.state_dict(), strict=False)
         ctx = Context(View(Mask(causal=True), 6, 6, CPU))
-        torch.testing.assert_close(branch(x, ctx), plain(x + p, ctx), rtol=0, atol=1e-12)
-        assert (plain(x, ctx) - plain(x + p, ctx)).abs().max() > 1e-2
+        torch.testing.assert_close(branch(x, ctx), without_position(x + p, ctx), rtol=0, atol=1e-12)
+        assert (without_position(x, ctx) - without_position(x + p, ctx)).abs().max() > 1e-2
 
     def test_keys_and_values_of_unequal_width_are_refused(self, site: MakeSite) -> None:
         with pytest.raises(SpecError, match=r"^decoder\.position\.kind: .* d_head is 4 and d_value 5"):

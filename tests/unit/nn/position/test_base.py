@@ -11,7 +11,7 @@ def test_distance_is_key_minus_query() -> None:
     assert Positions(q, k, 10).distances().tolist() == [[[-4, 1, 5], [-7, -2, 2]]]
 
 
-def test_distances_of_rows_with_positions_of_their_own() -> None:
+def test_distances_with_different_positions_per_row() -> None:
     q, k = torch.tensor([[4], [1]]), torch.tensor([[0, 1, 2, 3, 4]])
     assert Positions(q, k, 5).distances().tolist() == [[[-4, -3, -2, -1, 0]], [[-1, 0, 1, 2, 3]]]
 

@@ -15,34 +15,34 @@ MakeSite = Callable[..., Site]
 CPU = torch.device("cpu")
 
 
-def bias_of(position: Position, at: View, site: Site) -> tuple[Tensor, nn.Module]:
+def bias_of(position: Position, view: View, site: Site) -> tuple[Tensor, nn.Module]:
     module = position.build(site)
-    terms = module(at)
+    terms = module(view)
     assert terms.bias is not None
     assert (terms.rotation, terms.offset, terms.content, terms.context) == (None, None, None, None)
     return terms.bias, module
 
 
-def whole(T: int) -> View:
+def full_view(T: int) -> View:
     return View(Mask(), T, T, CPU)
 
 
 @pytest.mark.parametrize("position", [DistanceBias(3), T5Bias(8, 9), ALiBi()], ids=repr)
 def test_bias_is_toeplitz_per_head(position: Position, site: MakeSite) -> None:
     """C62: b depends on i - j only, and differs from head to head."""
-    bias, _ = bias_of(position, whole(20), site())
+    bias, _ = bias_of(position, full_view(20), site())
     assert bias.shape == (1, 3, 20, 20)
     for h in range(3):
         for distance in range(-19, 20):
-            along = bias[0, h].diagonal(distance)
-            assert torch.equal(along, along[:1].expand_as(along))
+            diagonal = bias[0, h].diagonal(distance)
+            assert torch.equal(diagonal, diagonal[:1].expand_as(diagonal))
     assert not torch.equal(bias[0, 0], bias[0, 1])
 
 
 @pytest.mark.parametrize("position", [DistanceBias(3), T5Bias(8, 9), ALiBi()], ids=repr)
-def test_the_bias_of_a_step_is_a_row_of_the_whole(position: Position, site: MakeSite) -> None:
+def test_the_bias_of_a_decoding_step_is_a_row_of_the_full_bias(position: Position, site: MakeSite) -> None:
     module = position.build(site())
-    bias = module(whole(9)).bias
+    bias = module(full_view(9)).bias
     step = module(View(Mask(causal=True, start=7), 2, 9, CPU)).bias
     ragged = module(View(Mask(causal=True, q_pos=torch.tensor([[7], [2]])), 1, 9, CPU)).bias
     assert bias is not None
@@ -53,7 +53,7 @@ def test_the_bias_of_a_step_is_a_row_of_the_whole(position: Position, site: Make
 
 
 def test_distance_bias_is_a_scalar_per_clipped_distance(site: MakeSite) -> None:
-    bias, module = bias_of(DistanceBias(3), whole(9), site())
+    bias, module = bias_of(DistanceBias(3), full_view(9), site())
     weight = module.weight
     assert isinstance(weight, nn.Parameter)
     assert weight.shape == (3, 7)
@@ -64,7 +64,7 @@ def test_distance_bias_is_a_scalar_per_clipped_distance(site: MakeSite) -> None:
 
 
 def bucket(distance: int, buckets: int, max_distance: int, causal: bool) -> int:
-    """As Raffel et al.'s code has it, for one distance j - i."""
+    """Return the bucket of one distance j - i, as in the code of Raffel et al."""
     first = 0
     if causal:
         far = max(-distance, 0)
@@ -75,7 +75,7 @@ def bucket(distance: int, buckets: int, max_distance: int, causal: bool) -> int:
     if far < exact:
         return first + far
     share = math.log(far / exact) / math.log(max_distance / exact)
-    # A distance on the very border of two buckets is put in the upper one, whatever the rounding of the logarithm.
+    # A distance on the border of two buckets belongs to the upper one, whatever the rounding of the logarithm.
     return first + min(exact + int(share * (buckets - exact) + 1e-6), buckets - 1)
 
 
@@ -83,12 +83,12 @@ def bucket(distance: int, buckets: int, max_distance: int, causal: bool) -> int:
 @pytest.mark.parametrize(("buckets", "max_distance"), [(32, 128), (8, 20), (4, 16), (64, 1000)])
 def test_t5_buckets(buckets: int, max_distance: int, causal: bool) -> None:
     distances = torch.arange(-1500, 1501)
-    found = T5Bias(buckets, max_distance).bucket(distances, causal)
-    assert found.tolist() == [bucket(d, buckets, max_distance, causal) for d in distances.tolist()]
+    actual = T5Bias(buckets, max_distance).bucket(distances, causal)
+    assert actual.tolist() == [bucket(d, buckets, max_distance, causal) for d in distances.tolist()]
 
 
-def test_t5_buckets_by_eye() -> None:
-    """32 buckets up to 128: to the left 0 .. 7 exact and 8 wider ones; to the right the same from 16."""
+def test_t5_buckets_of_chosen_distances() -> None:
+    """32 buckets up to 128: for earlier keys, 0 .. 7 exact and 8 wider ones; for later keys, the same from 16."""
     spec = T5Bias()
     left = {0: 0, 1: 1, 7: 7, 8: 8, 11: 8, 12: 9, 16: 10, 127: 15, 128: 15, 5000: 15}
     for distance, number in left.items():
@@ -101,7 +101,7 @@ def test_t5_buckets_by_eye() -> None:
 
 @pytest.mark.parametrize("causal", [True, False])
 def test_t5_bias_is_a_scalar_per_bucket(causal: bool, site: MakeSite) -> None:
-    bias, module = bias_of(T5Bias(8, 9), whole(30), site(causal=causal))
+    bias, module = bias_of(T5Bias(8, 9), full_view(30), site(causal=causal))
     weight = module.weight
     assert isinstance(weight, nn.Parameter)
     assert weight.shape == (3, 8)
@@ -126,7 +126,7 @@ def test_alibi_slopes(heads: int, slopes: list[float]) -> None:
 
 
 def test_alibi_lowers_scores_with_distance(site: MakeSite) -> None:
-    bias, module = bias_of(ALiBi(), whole(6), site(heads=12))
+    bias, module = bias_of(ALiBi(), full_view(6), site(heads=12))
     assert not list(module.parameters())
     assert not module.state_dict()
     for h, slope in enumerate(alibi_slopes(12)):

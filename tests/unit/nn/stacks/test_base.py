@@ -42,7 +42,7 @@ def test_pattern_and_strict_change_the_mask_and_clear_its_cache() -> None:
     assert view.mask == Mask(causal=True)
 
 
-def test_positions_join_as_terms(site: Callable[..., Site]) -> None:
+def test_with_positions_adds_position_terms(site: Callable[..., Site]) -> None:
     module = ALiBi().build(site())
     prepared = View(Mask(causal=True, start=2), 1, 3, CPU).with_positions(module)
     assert prepared.terms is not None
@@ -58,40 +58,40 @@ def stack(kind: type[StackSpec], *branches: BranchSpec, **more: Any) -> StackSpe
 
 
 # The site has 3 heads.
-HALVED = Weighted(SelfAttention(6, d_head=4, output=False), FeedForward(8))
-SIDE_BY_SIDE = Parallel((SelfAttention(6, d_head=4), FeedForward(8)))
-SCORED = Synthesizer(RandomScores(), heads=6, d_head=4)
+WEIGHTED = Weighted(SelfAttention(6, d_head=4, output=False), FeedForward(8))
+PARALLEL = Parallel((SelfAttention(6, d_head=4), FeedForward(8)))
+SYNTHESIZER = Synthesizer(RandomScores(), heads=6, d_head=4)
 
 
 @pytest.mark.parametrize("kind", [Plain, Funnel, Universal, UniversalACT])
-@pytest.mark.parametrize("attention", [SelfAttention(6, d_head=4), HALVED, SIDE_BY_SIDE, SCORED])
-def test_a_table_for_heads_that_no_attention_has_is_refused(
+@pytest.mark.parametrize("attention", [SelfAttention(6, d_head=4), WEIGHTED, PARALLEL, SYNTHESIZER])
+def test_a_position_for_heads_that_no_attention_has_is_refused(
     kind: type[StackSpec], attention: BranchSpec, site: Callable[..., Site]
 ) -> None:
-    here = site(causal=False, side="encoder", path="encoder")
+    encoder = site(causal=False, side="encoder", path="encoder")
     six, five = AtHeads(6, T5Bias()), AtHeads(5, T5Bias())
-    built = stack(kind, attention, positions=(six,)).build(here)
+    built = stack(kind, attention, positions=(six,)).build(encoder)
     assert [name for name, _ in built.named_parameters() if "positions." in name] == ["positions.6.weight"]
     with pytest.raises(SpecError, match=r"^encoder.positions\[1\].heads: .* 5 heads \(heads: 6\), .*; leave it out"):
-        stack(kind, attention, positions=(six, five)).build(here)
+        stack(kind, attention, positions=(six, five)).build(encoder)
     with pytest.raises(SpecError, match=r"^encoder.position: .*`positions` has one for all of them"):
-        stack(kind, attention, position=T5Bias(), positions=(six,)).build(here)
-    both = stack(kind, attention, SelfAttention(), position=T5Bias(), positions=(six,)).build(here)
-    assert len([name for name, _ in both.named_parameters() if name.startswith("position")]) == 2
+        stack(kind, attention, position=T5Bias(), positions=(six,)).build(encoder)
+    with_both = stack(kind, attention, SelfAttention(), position=T5Bias(), positions=(six,)).build(encoder)
+    assert len([name for name, _ in with_both.named_parameters() if name.startswith("position")]) == 2
 
 
 @pytest.mark.parametrize("kind", [Plain, Funnel, Universal, UniversalACT])
 @pytest.mark.parametrize("attention", [SelfAttention(position=ALiBi()), Synthesizer(position=ALiBi())])
 @pytest.mark.parametrize("position", [T5Bias(), Rotary()])
-def test_a_position_beside_attentions_with_their_own_is_refused(
+def test_a_stack_position_that_no_attention_uses_is_refused(
     kind: type[StackSpec], attention: BranchSpec, position: Any, site: Callable[..., Site]
 ) -> None:
-    here = site(causal=False, side="encoder", path="encoder")
-    assert stack(kind, attention).build(here)
+    encoder = site(causal=False, side="encoder", path="encoder")
+    assert stack(kind, attention).build(encoder)
     with pytest.raises(SpecError, match=r"^encoder.position: .*each has a position of its own"):
-        stack(kind, attention, position=position).build(here)
+        stack(kind, attention, position=position).build(encoder)
     with pytest.raises(SpecError, match=r"^encoder.positions\[0\].heads: .*none without a position of its own"):
-        stack(kind, attention, positions=(AtHeads(3, ALiBi()),)).build(here)
+        stack(kind, attention, positions=(AtHeads(3, ALiBi()),)).build(encoder)
 
 
 def test_position_with_cross_attention_only_is_refused() -> None:

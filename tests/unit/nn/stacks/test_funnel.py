@@ -42,7 +42,7 @@ def run(stack: Any, x: Tensor, seg: Tensor | None = None, **more: Any) -> Any:
 
 
 def naive(stack: Any, x: Tensor, groups: tuple[int, ...], slopes: Tensor | None = None) -> Tensor:
-    """One sequence without padding, head by head and pair by pair, from modifications.md 3.16."""
+    """Return the output for one sequence without padding, head by head and pair by pair (modifications.md 3.16)."""
     P = dict(stack.named_parameters())
     firsts = [sum(groups[:n]) for n in range(1, len(groups))]
     for layer in range(sum(groups)):
@@ -50,12 +50,12 @@ def naive(stack: Any, x: Tensor, groups: tuple[int, ...], slopes: Tensor | None 
         q, k, v = (x @ P[f"{at}.0.branch.qkv.weight"].T).split(12, -1)
         heads = []
         for h in range(3):
-            here = slice(4 * h, 4 * h + 4)
-            scores = q[:, here] @ k[:, here].T / math.sqrt(4)
+            channels = slice(4 * h, 4 * h + 4)
+            scores = q[:, channels] @ k[:, channels].T / math.sqrt(4)
             if slopes is not None:
-                place = torch.arange(len(x))  # counted anew after each halving
-                scores = scores - slopes[h] * (place[:, None] - place).abs()
-            heads.append(scores.softmax(-1) @ v[:, here])
+                positions = torch.arange(len(x))  # starts at 0 again after each halving
+                scores = scores - slopes[h] * (positions[:, None] - positions).abs()
+            heads.append(scores.softmax(-1) @ v[:, channels])
         x = x + torch.cat(heads, -1) @ P[f"{at}.0.branch.output.weight"].T
         if layer in firsts:
             x = torch.stack([x[i : i + 2].mean(0) for i in range(0, len(x), 2)])
@@ -73,7 +73,7 @@ def test_formula(groups: tuple[int, ...], lengths: tuple[int, ...], alibi: bool,
         nn.init.normal_(parameter, 0.0, 0.3)
     width = max(lengths)
     seg = torch.tensor([[1] * n + [0] * (width - n) for n in lengths])
-    x = torch.randn(len(lengths), width, 12)  # what stands in the padding must not matter
+    x = torch.randn(len(lengths), width, 12)  # values of padding must not matter
     out = run(stack, x, None if min(lengths) == width else seg)
     slopes = stack.position.slopes if alibi else None
     for b, length in enumerate(lengths):
@@ -88,13 +88,13 @@ def test_formula(groups: tuple[int, ...], lengths: tuple[int, ...], alibi: bool,
 def test_means_of_pairs() -> None:
     x = torch.arange(1.0, 11.0).reshape(2, 5, 1)
     seg = torch.tensor([[1, 1, 1, 0, 0], [1, 1, 1, 1, 1]])
-    y, left = halved(x, seg)
+    y, halved_seg = halved(x, seg)
     assert y.squeeze(-1).tolist() == [[1.5, 3.0, 0.0], [6.5, 8.5, 10.0]]
-    assert left is not None
-    assert left.tolist() == [[1, 1, 0], [1, 1, 1]]
-    y, left = halved(x, None)
+    assert halved_seg is not None
+    assert halved_seg.tolist() == [[1, 1, 0], [1, 1, 1]]
+    y, halved_seg = halved(x, None)
     assert y.squeeze(-1).tolist() == [[1.5, 3.5, 5.0], [6.5, 8.5, 10.0]]
-    assert left is None
+    assert halved_seg is None
 
 
 def test_gradients_reach_real_tokens_only() -> None:
@@ -105,24 +105,24 @@ def test_gradients_reach_real_tokens_only() -> None:
 
 
 def test_length_halves_after_the_first_branch_of_a_group(site: MakeSite) -> None:
-    """The attention of the first layer of a group still sees all; the next ones see half."""
+    """In a later group, the first attention still reads all tokens; the next ones read half."""
     trace = Trace()
     stack = Funnel((BLOCK,), (2, 2, 1), attention_pattern=Window(2)).build(site(causal=False, side="encoder"))
     run(stack, torch.randn(1, 12, 12), trace=trace)
     recorded = trace.weights["encoder.self"]
     assert [tuple(weights.shape[2:]) for weights in recorded] == [(12, 12), (12, 12), (12, 12), (6, 6), (6, 6)]
     for weights in recorded:
-        place = torch.arange(weights.shape[-1])
-        near = (place[:, None] - place).abs() < 2
+        positions = torch.arange(weights.shape[-1])
+        near = (positions[:, None] - positions).abs() < 2
         assert torch.equal(weights[0, 0] > 0, near)
 
 
 def test_blocks_are_tiled_over_all_groups(site: MakeSite) -> None:
-    other = Block((SelfAttention(), FeedForward(6), FeedForward(7)), PostNorm())
-    spec = Funnel((BLOCK, other), (2, 1))
+    second = Block((SelfAttention(), FeedForward(6), FeedForward(7)), PostNorm())
+    spec = Funnel((BLOCK, second), (2, 1))
     assert (spec.blocks(), spec.residual_branches()) == (3, 2 + 3 + 2)
     assert [len(block.branches) for block in spec.build(site(causal=False)).blocks] == [2, 3, 2]  # type: ignore[reportArgumentType, reportAttributeAccessIssue]
-    assert isinstance(Funnel((other,), (1, 1)).build(site(causal=False)).end, nn.Identity)
+    assert isinstance(Funnel((second,), (1, 1)).build(site(causal=False)).end, nn.Identity)
     assert isinstance(
         replace(spec, pattern=(replace(BLOCK, residual=PreNorm()),)).build(site(causal=False)).end, nn.LayerNorm
     )
@@ -147,22 +147,22 @@ def test_packed_rows_are_refused() -> None:
         model.loss(translation([([5, 6, 7], [8, 9]), ([4], [5])], packed=True))
 
 
-def test_layers_are_kept_whatever_their_length(site: MakeSite) -> None:
+def test_keep_returns_layers_of_different_lengths(site: MakeSite) -> None:
     stack = Funnel((BLOCK,), (1, 1)).build(site(path="encoder", causal=False))
     assert [layer.shape[1] for layer in run(stack, torch.randn(1, 4, 12), keep=True).layers] == [4, 4, 2]
-    one = Funnel((BLOCK,), (3,)).build(site(causal=False))
+    single_group = Funnel((BLOCK,), (3,)).build(site(causal=False))
     x = torch.randn(1, 4, 12)
-    out = run(one, x, keep=True)
+    out = run(single_group, x, keep=True)
     assert len(out.layers) == 4
     assert torch.equal(out.layers[0], x)
     assert torch.equal(out.layers[-1], out.x)
     plain = Plain((BLOCK,), 3).build(site(causal=False))
-    plain.load_state_dict(one.state_dict())
+    plain.load_state_dict(single_group.state_dict())
     assert torch.equal(run(plain, x).x, out.x)
 
 
 @pytest.mark.parametrize(
-    ("given", "path"),
+    ("fields", "path"),
     [
         ({"pattern": ()}, "pattern"),
         ({"layers": ()}, "layers"),
@@ -170,9 +170,9 @@ def test_layers_are_kept_whatever_their_length(site: MakeSite) -> None:
         ({"positions": (AtHeads(2, ALiBi()),) * 2}, "positions"),
     ],
 )
-def test_refusals(given: dict[str, Any], path: str) -> None:
+def test_refusals(fields: dict[str, Any], path: str) -> None:
     with pytest.raises(SpecError) as raised:
-        Funnel(**{"pattern": (BLOCK,), **given})
+        Funnel(**{"pattern": (BLOCK,), **fields})
     assert raised.value.path == path
 
 
@@ -185,7 +185,7 @@ def small(*names: str, depth: int = 3) -> EncoderDecoder:
     return spec
 
 
-def test_the_memory_is_a_quarter_as_long() -> None:
+def test_the_memory_has_a_quarter_of_the_length() -> None:
     model = build(small("funnel"), seed=1)
     assert isinstance(model, EncoderDecoderModel)
     memory = model.encode(translation([([5] * 9, [8, 9]), ([4] * 4, [5]), ([3], [5])], source_end=()))
@@ -194,7 +194,7 @@ def test_the_memory_is_a_quarter_as_long() -> None:
     assert memory.seg.tolist() == [[1, 1, 1], [1, 0, 0], [1, 0, 0]]
 
 
-def test_the_base_as_run() -> None:
+def test_the_variant_of_the_base_of_narang_et_al() -> None:
     changed: Any = apply("funnel", preset("narang_base"))
     assert (changed.encoder.layers, changed.encoder.position) == ((4, 4, 4), T5Bias())
     assert {type(part) for part in walk(changed.encoder) if isinstance(part, Norm)} - {NoNorm} == {RMSNorm}
@@ -210,7 +210,7 @@ def test_groups_scale_with_the_depth(depth: int, layers: tuple[int, ...]) -> Non
 
 
 def test_bases_unsuitable_for_a_funnel_are_refused() -> None:
-    for words, spec in (
+    for message, spec in (
         ("^a funnel needs a model with an encoder", preset("gpt2_small")),
         (r"^encoder\.depth: a funnel needs at least 2 layers", small(depth=1)),
         ("^encoder: must be a plain stack without shared layers for a funnel", small("block_sharing")),
@@ -218,7 +218,7 @@ def test_bases_unsuitable_for_a_funnel_are_refused() -> None:
         (r"^bridge: 'transparent' needs layers of equal length", small("transparent")),
         ("changes nothing", small("funnel")),
     ):
-        with pytest.raises(SpecError, match=words):
+        with pytest.raises(SpecError, match=message):
             apply("funnel", spec)
 
 

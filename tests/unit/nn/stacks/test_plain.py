@@ -32,7 +32,7 @@ CALLS: list[tuple[str, int, str, Any, Any]] = []
 
 @dataclass(frozen=True, slots=True)
 class Spy(BranchSpec):
-    """Adds its layer's number to the stream and notes the call."""
+    """Adds 10^layer to x and records the call."""
 
     kind = "spy"
     name: str = "a"
@@ -88,7 +88,7 @@ def test_order_of_blocks(spec: Plain, names: str, layers: list[int], site: MakeS
     assert [spec.block_of(call).branches[0].name for call in range(spec.depth)] == list(names)  # type: ignore[reportAttributeAccessIssue]
 
 
-def test_the_stream_between_blocks_is_kept_on_request(site: MakeSite) -> None:
+def test_keep_returns_the_hidden_states_between_blocks(site: MakeSite) -> None:
     out = run(Plain(spies("a"), 3).build(site()))
     assert [layer[0, 0, 0].item() for layer in out.layers] == [0, 1, 11, 111]
     stack = Plain(spies("a"), 3).build(site())
@@ -116,9 +116,9 @@ def test_segments_pass_through(site: MakeSite) -> None:
     assert run(Plain(spies("a"), 1).build(site()), Mask(q_seg=seg, k_seg=seg)).seg is seg
 
 
-def test_the_last_rule_closes_the_stream(site: MakeSite) -> None:
-    feed = FeedForward(8)
-    pre = Plain((Block((feed,), PreNorm()),), 2).build(site())
+def test_the_last_residual_rule_ends_the_stack(site: MakeSite) -> None:
+    feedforward = FeedForward(8)
+    pre = Plain((Block((feedforward,), PreNorm()),), 2).build(site())
     assert isinstance(pre.end, nn.LayerNorm)
     nn.init.normal_(pre.end.weight)
     x, ctx = torch.randn(1, 3, 12), Context(View(Mask(), 3, 3, CPU))
@@ -127,17 +127,19 @@ def test_the_last_rule_closes_the_stream(site: MakeSite) -> None:
     expected = pre.end(blocks[1](blocks[0](x, ctx), ctx))
     torch.testing.assert_close(out.x, expected)
     assert torch.equal(out.layers[-1], out.x)
-    post = Plain((Block((feed,), PostNorm()),), 2).build(site())
+    post = Plain((Block((feedforward,), PostNorm()),), 2).build(site())
     assert isinstance(post.end, nn.Identity)
-    mixed = Plain((Block((feed,), PreNorm()), Block((feed, feed), (PreNorm(), PostNorm()))), 2).build(site())
+    mixed = Plain(
+        (Block((feedforward,), PreNorm()), Block((feedforward, feedforward), (PreNorm(), PostNorm()))), 2
+    ).build(site())
     assert isinstance(mixed.end, nn.Identity)
 
 
 def test_residual_branches_count_every_call() -> None:
-    one, two = Block((FeedForward(8),)), Block((SelfAttention(), FeedForward(8)))
-    assert Plain((one, two), 5).residual_branches() == 3 * 1 + 2 * 2
-    assert Plain((two,), 6, unique=2).residual_branches() == 12
-    assert Plain((two,), 6, unique=2).blocks() == 6
+    short, long = Block((FeedForward(8),)), Block((SelfAttention(), FeedForward(8)))
+    assert Plain((short, long), 5).residual_branches() == 3 * 1 + 2 * 2
+    assert Plain((long,), 6, unique=2).residual_branches() == 12
+    assert Plain((long,), 6, unique=2).blocks() == 6
 
 
 def attention_stack(**more: Any) -> Plain:
@@ -151,14 +153,14 @@ def weights_of(spec: Plain, site: Site) -> list[Tensor]:
 
 
 def test_attention_pattern_and_strict_apply_to_every_layer(site: MakeSite) -> None:
-    for spec, seen in (
+    for spec, visible in (
         (attention_stack(), [[1, 0, 0], [1, 1, 0], [1, 1, 1]]),
         (attention_stack(strict=True), [[0, 0, 0], [1, 0, 0], [1, 1, 0]]),
         (attention_stack(attention_pattern=Window(2)), [[1, 0, 0], [1, 1, 0], [0, 1, 1]]),
         (attention_stack(attention_pattern=Window(2), strict=True), [[0, 0, 0], [1, 0, 0], [0, 1, 0]]),
     ):
         for weights in weights_of(spec, site()):
-            assert (weights[0] > 0).long().tolist() == [seen] * 3
+            assert (weights[0] > 0).long().tolist() == [visible] * 3
 
 
 def test_one_position_serves_all_layers(site: MakeSite) -> None:
@@ -184,12 +186,12 @@ def test_only_a_causal_stack_can_be_strict(site: MakeSite) -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "path"),
+    ("fields", "path"),
     [({"depth": 0}, "depth"), ({"pattern": ()}, "pattern"), ({"unique": 0}, "unique"), ({"unique": 4}, "unique")],
 )
-def test_refusals(given: dict[str, Any], path: str) -> None:
+def test_refusals(fields: dict[str, Any], path: str) -> None:
     with pytest.raises(SpecError) as raised:
-        Plain(**{"pattern": spies("a"), "depth": 3, **given})
+        Plain(**{"pattern": spies("a"), "depth": 3, **fields})
     assert raised.value.path == path
 
 

@@ -44,7 +44,7 @@ KINDS = (Universal, UniversalACT)
 
 @dataclass(frozen=True, slots=True)
 class Spy(BranchSpec):
-    """tanh(x A) of the mean over visible tokens, and what it was called with."""
+    """tanh(x A) of the mean over visible tokens. Records the state and memory of each call."""
 
     kind = "spy"
 
@@ -61,8 +61,8 @@ class _Spy(Branch):
     def forward(self, x: Tensor, ctx: Context, state: Any = None) -> Tensor:
         memory = None if ctx.memory is None else ctx.memory.x[0][0, 0, 0].item()
         self.calls.append((state, memory))
-        seen = ctx.own.mask.dense(ctx.own.T, ctx.own.S, CPU)
-        weights = torch.ones(1, 1, ctx.own.T, ctx.own.S) if seen is None else seen.double()
+        visible = ctx.own.mask.dense(ctx.own.T, ctx.own.S, CPU)
+        weights = torch.ones(1, 1, ctx.own.T, ctx.own.S) if visible is None else visible.double()
         weights = (weights / weights.sum(-1, keepdim=True))[:, 0].expand(-1, ctx.own.T, -1)
         return (weights @ x @ self.matrix).tanh()
 
@@ -73,9 +73,9 @@ class _Spy(Branch):
 BLOCK = Block((Spy(),), PreNorm(NoNorm()))
 
 
-def f(x: Tensor, matrix: Tensor, seen: int) -> Tensor:
-    """The spy's residual branch at each of the tokens of one sequence, of which `seen` are real."""
-    return torch.stack([x[t] + (x[:seen].mean(0) @ matrix).tanh() for t in range(len(x))])
+def f(x: Tensor, matrix: Tensor, real: int) -> Tensor:
+    """Return the output of the residual branch with `Spy` for one sequence, whose first `real` tokens are real."""
+    return torch.stack([x[t] + (x[:real].mean(0) @ matrix).tanh() for t in range(len(x))])
 
 
 def run(stack: Any, x: Tensor, seg: Tensor | None = None, **more: Any) -> Any:
@@ -90,12 +90,12 @@ def test_one_block_is_applied_repeatedly(site: MakeSite) -> None:
     out = run(stack, x, seg)
     matrix, e = stack.blocks[0].branches[0].branch.matrix, stack.steps.position
     assert e.shape == (3, 12)
-    for b, seen in ((0, 4), (1, 2)):
-        y = f(x[b], matrix, seen)
+    for b, real in ((0, 4), (1, 2)):
+        y = f(x[b], matrix, real)
         for n in range(3):
-            y = f(y + math.sqrt(12) * e[n], matrix, seen)
-        y = f(f(y, matrix, seen), matrix, seen)
-        torch.testing.assert_close(out.x[b, :seen], y[:seen])
+            y = f(y + math.sqrt(12) * e[n], matrix, real)
+        y = f(f(y, matrix, real), matrix, real)
+        torch.testing.assert_close(out.x[b, :real], y[:real])
     assert len(out.layers) == 7
     assert torch.equal(out.layers[0], x)
     assert torch.equal(out.layers[-1], out.x)
@@ -103,15 +103,15 @@ def test_one_block_is_applied_repeatedly(site: MakeSite) -> None:
     assert sum(p.numel() for p in stack.parameters()) == 12 * 12 + 3 * 12
 
 
-def halting(stack: Any, x: Tensor, seen: int) -> tuple[list[list[Tensor]], list[int], list[Tensor], Tensor]:
-    """Graves 2016 for one sequence, token by token: the states of each, its N, its R, and the sum it leaves."""
+def halting(stack: Any, x: Tensor, real: int) -> tuple[list[list[Tensor]], list[int], list[Tensor], Tensor]:
+    """Return (states, N, R, outputs) of Graves 2016 for one sequence, token by token."""
     matrix, e = stack.blocks[0].branches[0].branch.matrix, stack.steps.position
     state, steps = list(x), len(e)
     states: list[list[Tensor]] = [[] for _ in state]
     probabilities: list[list[Tensor]] = [[] for _ in state]
     done: dict[int, int] = {}
     for n in range(steps):
-        new = f(torch.stack(state) + math.sqrt(12) * e[n], matrix, seen)
+        new = f(torch.stack(state) + math.sqrt(12) * e[n], matrix, real)
         for t in range(len(state)):
             if t in done:
                 continue
@@ -120,12 +120,12 @@ def halting(stack: Any, x: Tensor, seen: int) -> tuple[list[list[Tensor]], list[
             probabilities[t].append(torch.sigmoid(stack.halt[0] @ new[t] + stack.halt_bias[0]))
             if sum(probabilities[t]) > 1 - 0.3 or n == steps - 1:
                 done[t] = n + 1
-    rests = [1 - sum(p[:-1], torch.zeros(())) for p in probabilities]
-    left = [
+    remainders = [1 - sum(p[:-1], torch.zeros(())) for p in probabilities]
+    outputs = [
         sum((w * s for w, s in zip([*p[:-1], R], s_, strict=True)), torch.zeros(12))
-        for p, R, s_ in zip(probabilities, rests, states, strict=True)
+        for p, R, s_ in zip(probabilities, remainders, states, strict=True)
     ]
-    return states, [done[t] for t in range(len(state))], rests, torch.stack(left)
+    return states, [done[t] for t in range(len(state))], remainders, torch.stack(outputs)
 
 
 def adaptive(site: Site, steps: int = 5, before: int = 0, after: int = 0) -> Any:
@@ -144,21 +144,21 @@ def test_halting_by_formula(site: MakeSite) -> None:
     out = run(stack, x, seg, losses=losses)
     counts, cost, tokens = [], torch.zeros(()), 0
     expected = []
-    for b, seen in ((0, 6), (1, 3)):
-        _, steps, rests, left = halting(stack, x[b], seen)
-        torch.testing.assert_close(out.x[b, :seen], left[:seen])
-        expected.append(left[:seen])
-        counts += steps[:seen]
-        cost = cost + sum(N + R for N, R in zip(steps[:seen], rests[:seen], strict=True))
-        tokens += seen
+    for b, real in ((0, 6), (1, 3)):
+        _, steps, remainders, outputs = halting(stack, x[b], real)
+        torch.testing.assert_close(out.x[b, :real], outputs[:real])
+        expected.append(outputs[:real])
+        counts += steps[:real]
+        cost = cost + sum(N + R for N, R in zip(steps[:real], remainders[:real], strict=True))
+        tokens += real
     assert set(counts) == {1, 2, 3}, "the example should have tokens that halt at different steps"
     (loss,) = losses
     torch.testing.assert_close(loss, 0.5 * cost / tokens)
     assert len(out.layers) == 4
     parameters = [x, *stack.parameters()]
-    mine = torch.autograd.grad(out.x[seg != 0].square().sum() + loss, parameters, retain_graph=True)
-    theirs = torch.autograd.grad(torch.cat(expected).square().sum() + 0.5 * cost / tokens, parameters)
-    for a, b in zip(mine, theirs, strict=True):
+    gradients = torch.autograd.grad(out.x[seg != 0].square().sum() + loss, parameters, retain_graph=True)
+    expected_gradients = torch.autograd.grad(torch.cat(expected).square().sum() + 0.5 * cost / tokens, parameters)
+    for a, b in zip(gradients, expected_gradients, strict=True):
         torch.testing.assert_close(a, b)
 
 
@@ -184,7 +184,7 @@ def test_a_token_that_halts_at_once_takes_one_step(site: MakeSite) -> None:
     assert losses[0].item() == pytest.approx(0.5 * (1 + 1))
 
 
-def test_a_token_that_never_halts_leaves_its_last_state(site: MakeSite) -> None:
+def test_a_token_that_never_halts_returns_its_last_state(site: MakeSite) -> None:
     fixed: Any = Universal(BLOCK, 1, 5, 2).build(site(causal=False))
     act = adaptive(site(causal=False), 5, 1, 2)
     nn.init.constant_(act.halt_bias, -80.0)
@@ -213,19 +213,19 @@ def test_each_application_may_have_a_memory_of_its_own(kind: Any, site: MakeSite
     assert [call[1] for call in stack.blocks[0].branches[0].branch.calls] == [0, 1, 2, 3]
 
 
-def test_the_keys_of_a_memory_exist_once(site: MakeSite) -> None:
+def test_applications_share_the_keys_of_one_memory(site: MakeSite) -> None:
     block = Block((SelfAttention(), CrossAttention()), PreNorm())
     stack = Universal(block, 1, 3, 2).build(site())
     rows, view = Rows(torch.zeros(2, dtype=torch.int64), 4), View(Mask(), 3, 3, CPU)
-    one = stack.start(rows, Context(view, view, Memory((torch.randn(2, 3, 12),))))
-    static = [state for state in flat(one) if isinstance(state, StaticKV)]
-    assert len({id(state) for state in static}) == 6  # forgetting rows acts on each of them
+    one_memory = stack.start(rows, Context(view, view, Memory((torch.randn(2, 3, 12),))))
+    static = [state for state in flat(one_memory) if isinstance(state, StaticKV)]
+    assert len({id(state) for state in static}) == 6  # `keep` is called for each of them
     assert len({state.keys.data_ptr() for state in static}) == 1
     for state in static:
         state.keep(torch.tensor([1]), torch.tensor([1]))
     assert {state.keys.shape[0] for state in static} == {1}
-    several = stack.start(rows, Context(view, view, Memory(tuple(torch.randn(2, 3, 12) for _ in range(6)))))
-    static = [state for state in flat(several) if isinstance(state, StaticKV)]
+    several_memories = stack.start(rows, Context(view, view, Memory(tuple(torch.randn(2, 3, 12) for _ in range(6)))))
+    static = [state for state in flat(several_memories) if isinstance(state, StaticKV)]
     assert len({state.keys.data_ptr() for state in static}) == 6
 
 
@@ -243,8 +243,8 @@ def test_pattern_strict_and_positions_apply_to_every_application(site: MakeSite)
     assert len(weights(position=ALiBi())) == 2
     with pytest.raises(SpecError, match=r"strict: only a causal stack"):
         Universal(block, strict=True).build(site(causal=False))
-    both = Block((SelfAttention(), SelfAttention(6)), PreNorm())
-    several = Universal(both, position=T5Bias(), positions=(AtHeads(6, T5Bias()),)).build(site())
+    two_attentions = Block((SelfAttention(), SelfAttention(6)), PreNorm())
+    several = Universal(two_attentions, position=T5Bias(), positions=(AtHeads(6, T5Bias()),)).build(site())
     assert [name for name, _ in several.named_parameters() if "position" in name] == [
         "steps.position",
         "position.weight",
@@ -253,14 +253,14 @@ def test_pattern_strict_and_positions_apply_to_every_application(site: MakeSite)
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_counts_and_the_end_of_the_stream(kind: Any, site: MakeSite) -> None:
+def test_depth_branches_and_final_norm(kind: Any, site: MakeSite) -> None:
     spec = kind(Block((SelfAttention(), FeedForward(8)), PreNorm()), 1, 3, 2)
     assert (spec.blocks(), spec.residual_branches()) == (6, 12)
     assert isinstance(spec.build(site()).end, nn.LayerNorm)
     assert isinstance(replace(spec, block=Block((FeedForward(8),), PostNorm())).build(site()).end, nn.Identity)
 
 
-def test_step_vectors_begin_with_unit_variance_and_are_no_matrix(site: MakeSite) -> None:
+def test_step_embeddings_start_with_unit_variance_and_are_a_table(site: MakeSite) -> None:
     stack: Any = Universal(BLOCK, 1, 400, 1).build(site(init_=T5Init()))
     added = torch.stack([stack.steps(n) for n in range(400)])
     assert added.std().item() == pytest.approx(1.0, rel=0.05)
@@ -269,7 +269,7 @@ def test_step_vectors_begin_with_unit_variance_and_are_no_matrix(site: MakeSite)
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(
-    ("given", "path"),
+    ("fields", "path"),
     [
         ({"before": -1}, "before"),
         ({"steps": 0}, "steps"),
@@ -277,20 +277,20 @@ def test_step_vectors_begin_with_unit_variance_and_are_no_matrix(site: MakeSite)
         ({"positions": (AtHeads(2, ALiBi()),) * 2}, "positions"),
     ],
 )
-def test_refusals(kind: Any, given: dict[str, Any], path: str) -> None:
+def test_refusals(kind: Any, fields: dict[str, Any], path: str) -> None:
     with pytest.raises(SpecError) as raised:
-        kind(BLOCK, **given)
+        kind(BLOCK, **fields)
     assert raised.value.path == path
 
 
-@pytest.mark.parametrize("given", [{"epsilon": 0.0}, {"epsilon": 1.0}, {"ponder": -0.1}])
-def test_act_refusals(given: dict[str, Any]) -> None:
+@pytest.mark.parametrize("fields", [{"epsilon": 0.0}, {"epsilon": 1.0}, {"ponder": -0.1}])
+def test_act_refusals(fields: dict[str, Any]) -> None:
     with pytest.raises(SpecError) as raised:
-        UniversalACT(BLOCK, **given)
-    assert raised.value.path == next(iter(given))
+        UniversalACT(BLOCK, **fields)
+    assert raised.value.path == next(iter(fields))
 
 
-def test_the_base_as_run() -> None:
+def test_the_variant_of_the_base_of_narang_et_al() -> None:
     changed: Any = apply("universal", preset("narang_base"))
     for stack in (changed.encoder, changed.decoder):
         assert (stack.before, stack.steps, stack.after) == (2, 24, 2)
@@ -349,12 +349,12 @@ def test_decoding_equals_full_pass_with_different_halting_steps() -> None:
     decoder: Any = model.decoder
     nn.init.constant_(decoder.halt_bias, -0.5)
     batch = translation([([5, 6, 7], [8, 9, 3, 4]), ([4], [5, 5, 6, 7])])
-    whole = model.log_probs(batch)
-    for bias in (50.0, -50.0):  # neither all at once nor none
+    full = model.log_probs(batch)
+    for bias in (50.0, -50.0):  # not all tokens halt at the first step, or at the last
         nn.init.constant_(decoder.halt_bias, bias)
-        assert not torch.allclose(model.log_probs(batch), whole)
+        assert not torch.allclose(model.log_probs(batch), full)
     nn.init.constant_(decoder.halt_bias, -0.5)
     for static in (False, True):
         decoding = model.start(batch, 6, static=static)
         for t in range(5):
-            torch.testing.assert_close(model.advance(batch.target[:, t : t + 1], decoding), whole[:, t])
+            torch.testing.assert_close(model.advance(batch.target[:, t : t + 1], decoding), full[:, t])

@@ -19,8 +19,8 @@ V, D, N, K = 9, 12, 7, 3
 HEAD, TABLE = MixtureOfSoftmaxes(K), Embeddings()
 
 
-def made(site: Site, spec: MixtureOfSoftmaxes = HEAD, described: TableSpec = TABLE) -> tuple[Head, Table]:
-    head, table = spec.build(V, site), described.build(V, D, site)
+def head_and_table(site: Site, spec: MixtureOfSoftmaxes = HEAD, table_spec: TableSpec = TABLE) -> tuple[Head, Table]:
+    head, table = spec.build(V, site), table_spec.build(V, D, site)
     for parameter in (*head.parameters(), *table.parameters()):
         nn.init.normal_(parameter, std=0.6)
     return head, table
@@ -31,7 +31,7 @@ def data() -> tuple[Tensor, Tensor, Tensor]:
 
 
 def naive_probabilities(head: Head, E: Tensor, h: Tensor) -> Tensor:
-    """sum_k pi_k softmax(E tanh(C_k h)) of one token, number by number."""
+    """Return sum_k pi_k softmax(E tanh(C_k h)) of one token, number by number."""
     P = head.get_parameter("prior.weight")
     mixed = [(h @ P[k]).exp() for k in range(len(P))]
     total: Any = 0
@@ -44,7 +44,7 @@ def naive_probabilities(head: Head, E: Tensor, h: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("scaled", [False, True])
 def test_log_probs_by_formula(scaled: bool, site: MakeSite) -> None:
-    head, table = made(site(), replace(HEAD, scaled=scaled))
+    head, table = head_and_table(site(), replace(HEAD, scaled=scaled))
     h = torch.randn(2, 3, D)
     log_probs = head.log_probs(h, table)
     E = table.get_parameter("weight")
@@ -52,13 +52,13 @@ def test_log_probs_by_formula(scaled: bool, site: MakeSite) -> None:
     expected = torch.stack([naive_probabilities(head, E, row) for row in x]).view(2, 3, V)
     torch.testing.assert_close(log_probs, expected.log())
     torch.testing.assert_close(log_probs.exp().sum(-1), torch.ones(2, 3))
-    torch.testing.assert_close(log_probs.log_softmax(-1), log_probs)  # so its z is 0
+    torch.testing.assert_close(log_probs.log_softmax(-1), log_probs)  # normalised: log Z is 0
 
 
 @pytest.mark.parametrize("label_smoothing", [0.0, 0.2])
 @pytest.mark.parametrize("training", [True, False])
 def test_loss_and_gradients_by_formula(training: bool, label_smoothing: float, site: MakeSite) -> None:
-    head, table = made(site(), replace(HEAD, label_smoothing=label_smoothing))
+    head, table = head_and_table(site(), replace(HEAD, label_smoothing=label_smoothing))
     head.train(training)
     h, labels, weights = data()
     h.requires_grad_()
@@ -71,14 +71,14 @@ def test_loss_and_gradients_by_formula(training: bool, label_smoothing: float, s
     torch.testing.assert_close(scored.objective, expected)
     torch.testing.assert_close(scored.nll, (weights * nll).sum())
     assert not scored.nll.requires_grad
-    found = torch.autograd.grad(2.5 * scored.objective, inputs)
-    for a, b in zip(found, torch.autograd.grad(2.5 * expected, inputs), strict=True):
+    gradients = torch.autograd.grad(2.5 * scored.objective, inputs)
+    for a, b in zip(gradients, torch.autograd.grad(2.5 * expected, inputs), strict=True):
         torch.testing.assert_close(a, b, rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize("described", [Factorised(3), AdaptiveTable((4, 5), (1, 3))], ids=lambda table: table.kind)
-def test_accepts_any_table(described: TableSpec, site: MakeSite) -> None:
-    head, table = made(site(), replace(HEAD, label_smoothing=0.1), described)
+@pytest.mark.parametrize("table_spec", [Factorised(3), AdaptiveTable((4, 5), (1, 3))], ids=lambda table: table.kind)
+def test_accepts_any_table(table_spec: TableSpec, site: MakeSite) -> None:
+    head, table = head_and_table(site(), replace(HEAD, label_smoothing=0.1), table_spec)
     h, labels, weights = data()
     E = table(torch.arange(V))
     expected = torch.stack([naive_probabilities(head, E, row) for row in h]).log()
@@ -90,7 +90,7 @@ def test_accepts_any_table(described: TableSpec, site: MakeSite) -> None:
 
 
 def test_equal_components_equal_one_softmax(site: MakeSite) -> None:
-    head, table = made(site())
+    head, table = head_and_table(site())
     for k in range(1, K):
         head.get_parameter(f"contexts.{k}.weight").data = head.get_parameter("contexts.0.weight").data
     h = torch.randn(N, D)
@@ -99,7 +99,7 @@ def test_equal_components_equal_one_softmax(site: MakeSite) -> None:
 
 
 def test_a_mixture_has_a_higher_rank_than_the_model(site: MakeSite) -> None:
-    """What it is for: log p of a softmax over D channels has at most rank D + 1."""
+    """The log-probabilities of a single softmax over D channels have at most rank D + 1."""
     small = site(d_model=2)
     head, table = HEAD.build(V, small), Embeddings().build(V, 2, small)
     for parameter in (*head.parameters(), *table.parameters()):
@@ -110,7 +110,7 @@ def test_a_mixture_has_a_higher_rank_than_the_model(site: MakeSite) -> None:
 
 
 def test_tiny_probabilities_stay_finite(site: MakeSite) -> None:
-    head, table = made(site(), replace(HEAD, label_smoothing=0.1))
+    head, table = head_and_table(site(), replace(HEAD, label_smoothing=0.1))
     head, table = head.float(), table.float()
     with torch.no_grad():
         table.get_parameter("weight").mul_(500)
@@ -125,16 +125,16 @@ def test_tiny_probabilities_stay_finite(site: MakeSite) -> None:
 
 
 def test_loss_without_grad_mode(site: MakeSite) -> None:
-    head, table = made(site())
+    head, table = head_and_table(site())
     h, labels, weights = data()
     with torch.no_grad():
-        plain = head.score(h, labels, weights, table)
-    assert not plain.objective.requires_grad
-    torch.testing.assert_close(plain.objective, head.score(h, labels, weights, table).objective)
+        scored = head.score(h, labels, weights, table)
+    assert not scored.objective.requires_grad
+    torch.testing.assert_close(scored.objective, head.score(h, labels, weights, table).objective)
 
 
 def test_loss_of_zero_tokens_is_zero(site: MakeSite) -> None:
-    head, table = made(site(), replace(HEAD, label_smoothing=0.1))
+    head, table = head_and_table(site(), replace(HEAD, label_smoothing=0.1))
     scored = head.score(torch.randn(0, D, requires_grad=True), torch.zeros(0, dtype=torch.int64), torch.rand(0), table)
     scored.objective.backward()
     assert (scored.objective.item(), scored.nll.item()) == (0.0, 0.0)
@@ -142,7 +142,7 @@ def test_loss_of_zero_tokens_is_zero(site: MakeSite) -> None:
 
 
 def test_half_precision_is_summed_in_float32(site: MakeSite) -> None:
-    head, table = made(site())
+    head, table = head_and_table(site())
     h, labels, weights = data()
     exact = head.score(h, labels, weights, table)
     half = head.half().score(h.half(), labels, weights, table.half())

@@ -16,7 +16,7 @@ MakeSite = Callable[..., Site]
 V, D, N = 9, 12, 7
 
 
-def made(spec: Softmax, site: Site) -> tuple[Head, Table]:
+def head_and_table(spec: Softmax, site: Site) -> tuple[Head, Table]:
     head, table = spec.build(V, site), Embeddings().build(V, D, site)
     for parameter in (*head.parameters(), *table.parameters()):
         nn.init.normal_(parameter)
@@ -28,7 +28,7 @@ def data() -> tuple[Tensor, Tensor, Tensor]:
 
 
 def loss_of(scores: list[float], label: int, label_smoothing: float, z: float) -> tuple[float, float]:
-    """(objective, negative log-likelihood) of one token, from its logits."""
+    """Return (objective, negative log-likelihood) of one token, given its logits."""
     log_z = math.log(sum(math.exp(s) for s in scores))
     nll = log_z - scores[label]
     uniform = sum(log_z - s for s in scores) / len(scores)
@@ -38,7 +38,7 @@ def loss_of(scores: list[float], label: int, label_smoothing: float, z: float) -
 @pytest.mark.parametrize("scaled", [False, True])
 @pytest.mark.parametrize("bias", [False, True])
 def test_log_probs_by_formula(scaled: bool, bias: bool, site: MakeSite) -> None:
-    head, table = made(Softmax(scaled, bias), site())
+    head, table = head_and_table(Softmax(scaled, bias), site())
     h = torch.randn(2, 3, D)
     scores = (h / math.sqrt(D) if scaled else h) @ table.readout(h)[1].T + (head.bias if bias else 0.0)  # type: ignore[reportOperatorIssue]
     log_probs = head.log_probs(h, table)
@@ -53,7 +53,7 @@ def test_log_probs_by_formula(scaled: bool, bias: bool, site: MakeSite) -> None:
 def test_score_by_formula(
     label_smoothing: float, z: float, bias: bool, scaled: bool, training: bool, site: MakeSite
 ) -> None:
-    head, table = made(Softmax(scaled, bias, label_smoothing, z), site())
+    head, table = head_and_table(Softmax(scaled, bias, label_smoothing, z), site())
     head.train(training)
     h, labels, weights = data()
     scored = head.score(h, labels, weights, table)
@@ -71,8 +71,8 @@ def test_score_by_formula(
 
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize(("label_smoothing", "z"), [(0.0, 0.0), (0.1, 0.0), (0.0, 0.3), (0.2, 0.3)])
-def test_gradients_are_those_of_the_formula(label_smoothing: float, z: float, bias: bool, site: MakeSite) -> None:
-    head, table = made(Softmax(bias=bias, label_smoothing=label_smoothing, z_loss=z), site())
+def test_gradients_by_formula(label_smoothing: float, z: float, bias: bool, site: MakeSite) -> None:
+    head, table = head_and_table(Softmax(bias=bias, label_smoothing=label_smoothing, z_loss=z), site())
     h, labels, weights = data()
     h.requires_grad_()
     matrix = table.weight
@@ -83,27 +83,27 @@ def test_gradients_are_those_of_the_formula(label_smoothing: float, z: float, bi
     nll = log_z - logits[torch.arange(N), labels]
     loss = (1 - label_smoothing) * nll + label_smoothing * (log_z - logits.mean(-1)) + z * log_z**2
     expected = torch.autograd.grad(2.5 * (weights * loss).sum(), inputs)
-    found = torch.autograd.grad(2.5 * head.score(h, labels, weights, table).objective, inputs)
-    for a, b in zip(found, expected, strict=True):
+    gradients = torch.autograd.grad(2.5 * head.score(h, labels, weights, table).objective, inputs)
+    for a, b in zip(gradients, expected, strict=True):
         torch.testing.assert_close(a, b, rtol=0, atol=1e-12)
 
 
 def test_label_smoothing_matches_torch(site: MakeSite) -> None:
-    head, table = made(Softmax(label_smoothing=0.1), site())
+    head, table = head_and_table(Softmax(label_smoothing=0.1), site())
     h, labels, _ = data()
     expected = nn.functional.cross_entropy(table.logits(h), labels, label_smoothing=0.1, reduction="sum")
     torch.testing.assert_close(head.score(h, labels, torch.ones(N), table).objective, expected)
 
 
 def test_loss_of_zero_tokens_is_zero(site: MakeSite) -> None:
-    head, table = made(Softmax(label_smoothing=0.1), site())
+    head, table = head_and_table(Softmax(label_smoothing=0.1), site())
     scored = head.score(torch.randn(0, D, requires_grad=True), torch.zeros(0, dtype=torch.int64), torch.rand(0), table)
     scored.objective.backward()
     assert (scored.objective.item(), scored.nll.item()) == (0.0, 0.0)
 
 
 def test_half_precision_is_summed_in_float32(site: MakeSite) -> None:
-    head, table = made(Softmax(bias=True), site())
+    head, table = head_and_table(Softmax(bias=True), site())
     h, labels, weights = data()
     exact = head.score(h, labels, weights, table)
     half = head.bfloat16().score(h.bfloat16(), labels, weights, table.bfloat16())

@@ -46,7 +46,7 @@ def test_factorised_embedding_and_logits_use_the_product(site: Callable[..., Sit
 
 
 def test_initial_factors_have_equal_scale_and_unit_rows(site: Callable[..., Site]) -> None:
-    """As Narang et al. 2021: both N(0, width^-1/2), where a table of T5 has variance 1."""
+    """As in Narang et al. 2021: both are N(0, width^-1/2) with the init of T5, whose tables have variance 1."""
     table = Factorised(16).build(800, 300, site(init_=T5Init()))
     assert abs(table.weight.std().item() / 16**-0.25 - 1) < 0.03  # type: ignore[reportCallIssue]
     assert abs(table.projection.std().item() / 16**-0.25 - 1) < 0.03  # type: ignore[reportCallIssue]

@@ -1,4 +1,4 @@
-"""Models whose answers are known without a model, searches written from their definitions, and real tiny models."""
+"""Models with known next-token distributions, searches written from their definitions, and tiny real models."""
 
 import hashlib
 import itertools
@@ -29,11 +29,11 @@ from regard.nn.vocab.tables import Sharing
 
 PAD, BOS, EOS = 0, 1, 2
 ENDS = SpecialTokens(BOS, EOS, PAD)
-Says = Callable[[tuple[int, ...], tuple[int, ...]], list[float]]
+NextLogProbs = Callable[[tuple[int, ...], tuple[int, ...]], list[float]]
 
 
 class Texts:
-    """What every row has read: the whole state of a model that remembers everything."""
+    """A decoding state that contains all tokens that every row has read."""
 
     def __init__(self, rows: int) -> None:
         self.read: list[tuple[int, ...]] = [()] * rows
@@ -46,18 +46,18 @@ class Texts:
 
 
 class Stubborn(Texts):
-    """A state that cannot forget rows."""
+    """A decoding state that cannot drop rows."""
 
     keep = None  # type: ignore[reportAssignmentType]
 
 
-class Telling(Generator):
-    """Says what the function `says(source, said)` tells it: any distribution over what follows any text."""
+class KnownModel(Generator):
+    """A model whose log-probabilities of the next token are `next_log_probs(source, output so far)`."""
 
-    def __init__(self, says: Says, state: type[Texts] = Texts) -> None:
+    def __init__(self, next_log_probs: NextLogProbs, state: type[Texts] = Texts) -> None:
         super().__init__()
-        self.says, self.state = says, state
-        self.widths: list[int] = []  # how many rows each step had
+        self.next_log_probs, self.state = next_log_probs, state
+        self.widths: list[int] = []  # the number of rows in each step
         self.eval()
 
     def start(self, batch: Batch, max_len: int, beams: int = 1, static: bool = False) -> Decoding:
@@ -68,18 +68,18 @@ class Telling(Generator):
         state = self.state(rows)
         state.read = [sources[row // beams] for row in range(rows)]
         self.prompted = batch.source is None
-        said = self.state(rows)
-        return Decoding(Rows(torch.zeros(rows, dtype=torch.int64), max_len), [state, (said, None)], beams)
+        output = self.state(rows)
+        return Decoding(Rows(torch.zeros(rows, dtype=torch.int64), max_len), [state, (output, None)], beams)
 
     def advance(self, ids: Tensor, decoding: Decoding, seg: Tensor | None = None) -> Tensor:
-        source, (said, _) = decoding.states
+        source, (output, _) = decoding.states
         first = decoding.rows.bound == 0
         decoding.rows.claim(ids.shape[1])
         decoding.rows.advance(ids.shape[1], None if seg is None else (seg != 0).sum(1))
-        if not first:  # before that it reads bos, or the prompt that it knows already
-            said.read = [(*text, *new) for text, new in zip(said.read, ids.tolist(), strict=True)]
+        if not first:  # the first step reads bos or the prompt
+            output.read = [(*text, *new) for text, new in zip(output.read, ids.tolist(), strict=True)]
         self.widths.append(ids.shape[0])
-        return torch.tensor([self.says(a, b) for a, b in zip(source.read, said.read, strict=True)])
+        return torch.tensor([self.next_log_probs(a, b) for a, b in zip(source.read, output.read, strict=True)])
 
 
 def texts(ids: Tensor, seg: Tensor | None) -> list[tuple[int, ...]]:
@@ -87,21 +87,21 @@ def texts(ids: Tensor, seg: Tensor | None) -> list[tuple[int, ...]]:
     return [tuple(row[: int(n)]) for row, n in zip(ids.tolist(), (real != 0).sum(1), strict=True)]
 
 
-def random_says(vocab: int, seed: int = 0, sharp: float = 1.5, eos: float = 0.0) -> Says:
-    """Another random distribution after every text, the same every time; `eos` is added to its logit."""
+def random_log_probs(vocab: int, seed: int = 0, sharp: float = 1.5, eos: float = 0.0) -> NextLogProbs:
+    """Return a function with a random but fixed distribution after every output; `eos` is added to the logit of eos."""
 
-    def says(source: tuple[int, ...], said: tuple[int, ...]) -> list[float]:
-        digest = hashlib.blake2b(repr((seed, source, said)).encode(), digest_size=8).digest()
+    def next_log_probs(source: tuple[int, ...], output: tuple[int, ...]) -> list[float]:
+        digest = hashlib.blake2b(repr((seed, source, output)).encode(), digest_size=8).digest()
         generator = torch.Generator().manual_seed(int.from_bytes(digest, "big") >> 1)
         logits = torch.randn(vocab, generator=generator, dtype=torch.float64) * sharp
         logits[EOS] += eos
         return logits.log_softmax(0).tolist()
 
-    return says
+    return next_log_probs
 
 
 def sources(*rows: Sequence[int]) -> Batch:
-    """Sources to translate; what stands in the target is not read."""
+    """Return a batch of sources to translate, with a target that must not be read."""
     ids, seg = pad(rows)
     return Batch(torch.full((len(rows), 3), 9), source=ids, source_seg=seg)
 
@@ -111,23 +111,25 @@ def prompts(*rows: Sequence[int]) -> Batch:
     return Batch(ids, target_seg=seg)
 
 
-def everything(says: Says, source: tuple[int, ...], vocab: int, limit: int, least: int = 0) -> Iterator[Any]:
-    """Every text that may be said with its log-probabilities: (ids, log_probs with that of eos)."""
+def all_outputs(
+    next_log_probs: NextLogProbs, source: tuple[int, ...], vocab: int, limit: int, least: int = 0
+) -> Iterator[Any]:
+    """Yield every possible output as (ids, log-probabilities including that of eos)."""
     tokens = [token for token in range(vocab) if token not in (PAD, BOS, EOS)]
     for n in range(least, limit + 1):
         for ids in itertools.product(tokens, repeat=n):
-            yield ids, [says(source, ids[:i])[token] for i, token in enumerate((*ids, EOS))]
+            yield ids, [next_log_probs(source, ids[:i])[token] for i, token in enumerate((*ids, EOS))]
 
 
 def normalised(kind: str, alpha: float, log_prob: float, length: int) -> float:
-    """The three formulas."""
+    """Return the score by the formula of each normalisation."""
     if kind == "none":
         return log_prob
     return log_prob / length**alpha if kind == "mean" else log_prob / ((5 + length) / 6) ** alpha
 
 
 def simple_beam(
-    says: Says,
+    next_log_probs: NextLogProbs,
     source: tuple[int, ...],
     vocab: int,
     beams: int,
@@ -135,13 +137,16 @@ def simple_beam(
     score: Callable[[float, int], float],
     enough: int | None = None,
 ) -> list[tuple[tuple[int, ...], float]]:
-    """Beam search without a shortcut, to the end or until `enough` have ended. Ended ones first: (ids, score)."""
+    """Beam search by definition, to the length limit or until `enough` hypotheses have ended.
+
+    Return (ids, score) of each hypothesis, those that ended first.
+    """
     live: list[tuple[tuple[int, ...], float]] = [((), 0.0)]
     ended: list[tuple[tuple[int, ...], float]] = []
     for step in range(limit + 1):
         extended = []
         for ids, total in live:
-            log_probs = says(source, ids)
+            log_probs = next_log_probs(source, ids)
             extended += [(total + log_probs[t], t, ids) for t in range(vocab) if t not in (PAD, BOS)]
         extended.sort(reverse=True)
         ended += [(ids, score(total, step + 1)) for total, t, ids in extended[:beams] if t == EOS]
@@ -150,19 +155,19 @@ def simple_beam(
         live = [((*ids, t), total) for total, t, ids in extended if t != EOS][:beams]
         if enough is not None and len(ended) >= enough:
             break
-    ended.sort(key=lambda one: -one[1])
+    ended.sort(key=lambda item: -item[1])
     if enough is not None and len(ended) >= enough:
         return ended
     done = {ids for ids, _ in ended}
     cut = [(ids, score(total, len(ids))) for ids, total in live if ids not in done]
-    return ended + sorted(cut, key=lambda one: -one[1])
+    return ended + sorted(cut, key=lambda item: -item[1])
 
 
 SIZES: dict[str, Any] = {"d_model": 16, "heads": 2, "dropout": 0.0}
 
 
 def translator(vocab: int = 23, seed: int = 5, eos: float = 1.0, **changes: Any) -> LanguageModel:
-    """A tiny encoder-decoder with disturbed weights that says different things and comes to an end at times."""
+    """Return a tiny encoder-decoder with random weights, whose outputs differ and sometimes end with eos."""
     spec = EncoderDecoder(
         vocab=vocab,
         **SIZES,
@@ -176,7 +181,7 @@ def translator(vocab: int = 23, seed: int = 5, eos: float = 1.0, **changes: Any)
 
 
 def writer(vocab: int = 23, seed: int = 0, eos: float = 1.0, room: int | None = None, **changes: Any) -> LanguageModel:
-    """A tiny decoder-only model; `room` is how many positions it has learned."""
+    """Return a tiny decoder-only model; `room` is the number of learned positions (None: sinusoids)."""
     layout = Tokens() if room is None else Tokens(position=Learned(room))
     stack = Plain((Block((SelfAttention(), FeedForward(24)), PreNorm()),), 2)
     spec = DecoderOnly(
@@ -200,14 +205,14 @@ def disturbed(spec: Any, seed: int, eos: float) -> LanguageModel:
 def read_back(
     model: LanguageModel, ids: Sequence[int], ended: bool, source: Any = None, prompt: Any = None
 ) -> list[float]:
-    """log p of every token of a text in one pass, and of eos if it ended."""
-    said = [*ids, EOS] if ended else [*ids]
+    """Return log p of every token of an output from one forward pass, and of eos if the output ended."""
+    tokens = [*ids, EOS] if ended else [*ids]
     start = [BOS] if prompt is None else [*prompt]
-    target = torch.tensor([[*start, *said]])[:, :-1]
+    target = torch.tensor([[*start, *tokens]])[:, :-1]
     batch = Batch(target, source=None if source is None else torch.tensor([list(source)]))
     with torch.no_grad():
         log_probs = model.log_probs(batch)[0, len(start) - 1 :]
-    return [float(log_probs[i, token]) for i, token in enumerate(said)]
+    return [float(log_probs[i, token]) for i, token in enumerate(tokens)]
 
 
 def random_rows(count: int, vocab: int, longest: int = 9, seed: int = 0) -> list[list[int]]:
