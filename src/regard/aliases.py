@@ -57,7 +57,7 @@ def current_value(kind: str, field: str, value: Any) -> Any:
 
 
 def former(record: Any) -> Any:
-    """Return a copy of a JSON value with all former names of kinds, fields and values, so that its hash stays the same."""
+    """Return a copy of a JSON value with all former names of kinds, fields and values, so that its hash is the same."""
     if isinstance(record, list):
         return [former(item) for item in record]
     if not isinstance(record, Mapping):
