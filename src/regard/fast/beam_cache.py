@@ -236,22 +236,24 @@ class BeamCache(Rewritten):
         self.values: Tensor | None = None
         self.both: Tensor | None = None  # in a static decoding session: keys and values, (sources * slots, width)
 
-    def append(self, k: Float[Tensor, "b G N K"], v: Float[Tensor, "b G N V"]) -> tuple[Tensor, Tensor]:
-        """Store new keys and values, ordered by beam, and return (keys, values) of all slots so far."""
+    def append(
+        self, k: Float[Tensor, "b G N K"], v: Float[Tensor, "b G N V"], view: View
+    ) -> tuple[Float[Tensor, "b G M K"], Float[Tensor, "b G M V"], View]:
+        """Store new keys and values, ordered by beam. Return those of all slots so far, and `view` unchanged."""
         self.rows.ancestry.set_dtype(k.dtype)
         T = k.shape[2] // self.beams
         if T > 1:
             k, v = (new.unflatten(2, (self.beams, T)).transpose(2, 3).flatten(2, 3) for new in (k, v))
         reach, room = self.rows.reach(T) * self.beams, self.rows.max_len * self.beams
         if self.rows.static:
-            return self._append_adjacent(k, v, reach, room)
+            return *self._append_adjacent(k, v, reach, room), view
         if self.keys is None or self.values is None:
             self.keys = k.new_zeros(*k.shape[:2], room, k.shape[3])
             self.values = v.new_zeros(*v.shape[:2], room, v.shape[3])
         at = self.rows.bound * self.beams
         self.keys[:, :, at : at + k.shape[2]] = k
         self.values[:, :, at : at + v.shape[2]] = v
-        return self.keys[:, :, :reach], self.values[:, :, :reach]
+        return self.keys[:, :, :reach], self.values[:, :, :reach], view
 
     def _append_adjacent(
         self, k: Float[Tensor, "b G N K"], v: Float[Tensor, "b G N V"], reach: int, room: int

@@ -9,6 +9,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from regard.nn.mask import View
+from regard.nn.position.base import add_bias
 
 
 def split_heads(x: Float[Tensor, "B T W"], heads: int) -> Float[Tensor, "B H T K"]:
@@ -57,8 +58,8 @@ def mix(
 def softmax(scores: Float[Tensor, "B H T S"], view: View) -> Float[Tensor, "B H T S"]:
     """Return the softmax of scores + bias over visible keys, in at least float32, or zeros if no key is visible."""
     wide = scores.to(torch.promote_types(scores.dtype, torch.float32))
-    if view.terms is not None and view.terms.bias is not None:
-        wide = wide + view.terms.bias.to(wide.dtype)
+    if view.terms is not None:
+        wide = add_bias(wide, view)
     mask = visible(view)
     if mask is None:
         return wide.softmax(-1)

@@ -10,7 +10,8 @@ from torch import Tensor, nn
 from regard.nn.attention import scores, softmax
 from regard.nn.checks import MOST_CHANNELS, MOST_HEADS, check_count
 from regard.nn.core import Site
-from regard.nn.mask import View
+from regard.nn.mask import Mask, View
+from regard.nn.pattern import AttentionPattern
 
 Scale = float | Literal["sqrt", "none"]
 
@@ -50,6 +51,13 @@ def attention_site(spec: Heads, site: Site) -> tuple[Site, int]:
         heads % groups == 0, "kv_heads", f"{groups} key-value heads do not divide {heads} heads; choose a divisor"
     )
     return site.inside("", heads=heads, d_head=d_head, d_value=d_value), groups
+
+
+def check_pattern(pattern: AttentionPattern | None, site: Site) -> None:
+    """Raise a `SpecError` if an attention pattern cannot be used in a stack like that of `site`."""
+    reason = None if pattern is None else pattern.refusal(site.causal, site.sees_ahead)
+    if reason is not None:
+        raise site.error("attention_pattern", reason)
 
 
 def _divide(site: Site, heads: int) -> int:
@@ -93,4 +101,12 @@ def factor(scale: Scale, d_head: int) -> float:
 def attention_weights(q: Tensor, k: Tensor, view: View, scale: float) -> Float[Tensor, "B H T S"]:
     """Compute the attention weights of `attend` again, without dropout and gradients, to record them in a trace."""
     with torch.no_grad():
-        return softmax(scores(q, k, view, scale), view)
+        weights = softmax(scores(q, k, view, scale), view)
+        return weights if view.mask.columns is None else _by_position(weights, view.mask, view.mask.columns)
+
+
+def _by_position(weights: Float[Tensor, "B H T R"], mask: Mask, S: int) -> Float[Tensor, "B H T S"]:
+    """Move the weights of the keys in a ring cache to the columns of their positions. Empty slots have no weight."""
+    assert mask.k_pos is not None
+    column = mask.k_pos.clamp(max=S - 1)[:, None, None].expand_as(weights)
+    return weights.new_zeros(*weights.shape[:3], S).scatter_add(-1, column, weights)

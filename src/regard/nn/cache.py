@@ -141,8 +141,10 @@ class KVCache(Rewritten):
         self.values: Tensor | None = None
         self.row: Tensor | None = None
 
-    def append(self, k: Float[Tensor, "B G T K"], v: Float[Tensor, "B G T V"]) -> tuple[Tensor, Tensor]:
-        """Store new keys and values, and return all keys and values so far."""
+    def append(
+        self, k: Float[Tensor, "B G T K"], v: Float[Tensor, "B G T V"], view: View
+    ) -> tuple[Float[Tensor, "B G S K"], Float[Tensor, "B G S V"], View]:
+        """Store new keys and values. Return all keys and values so far, and `view`, which has their positions."""
         if self.keys is None or self.values is None:
             self.keys = k.new_zeros(*k.shape[:2], self.rows.max_len, k.shape[3])
             self.values = v.new_zeros(*v.shape[:2], self.rows.max_len, v.shape[3])
@@ -157,7 +159,7 @@ class KVCache(Rewritten):
             row, at = self.row, self.rows.positions(T)
             self.keys[row, :, at] = k.transpose(1, 2)
             self.values[row, :, at] = v.transpose(1, 2)
-        return self.keys[:, :, :reach], self.values[:, :, :reach]
+        return self.keys[:, :, :reach], self.values[:, :, :reach], view
 
     def reorder(self, parent: Int[Tensor, " B"]) -> None:
         if self.keys is None or self.values is None:

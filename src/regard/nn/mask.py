@@ -36,6 +36,7 @@ class Mask:
     attention_pattern: AttentionPattern | None = None
     segments: int = 1  # maximum number of segments in a batch row
     longest: int | None = None  # maximum number of tokens in a segment; None: the length of a row
+    columns: int | None = None  # number of positions, if the keys are in the slots of a ring cache, in another order
 
     def dense(self, T: int, S: int, device: torch.device) -> Bool[Tensor, "b 1 t S"] | None:
         """Return the mask as a tensor (True: visible), or None if all keys are visible. Constant axes have size 1."""
@@ -59,7 +60,9 @@ class Mask:
                 past = k < q if self.strict else k <= q
                 conditions.append(past if self.prefix is None else past | self.prefix[:, None, :])
             if self.attention_pattern is not None:
-                conditions.append(self.attention_pattern.visible(q, k))
+                length = self.text_lengths(S, device)[..., None] if self.attention_pattern.reads_length else None
+                prefix = None if self.prefix is None else self.prefix[:, None, :]
+                conditions.append(self.attention_pattern.visible_in(q, k, length, prefix))
         return conditions
 
     def order_hides_padding(self) -> bool:
@@ -73,6 +76,17 @@ class Mask:
     def bound(self, S: int) -> int:
         """Return an upper bound of all positions, without a device sync."""
         return self.longest if self.k_pos is not None and self.longest is not None else S
+
+    def text_lengths(self, S: int, device: torch.device) -> Int[Tensor, "#B #T"]:
+        """Return the number of tokens in the text of each query: in its segment of a packed row, or in its row."""
+        if self.k_seg is None:
+            return torch.tensor([[S]], device=device)
+        if not self.packed:
+            return (self.k_seg != 0).sum(1, keepdim=True)
+        assert self.q_seg is not None
+        seg = self.k_seg.long()
+        counts = seg.new_zeros(seg.shape[0], self.segments + 1).scatter_add(1, seg, torch.ones_like(seg))
+        return counts.gather(1, self.q_seg.long())
 
     def positions(self, T: int, S: int, device: torch.device) -> tuple[Int[Tensor, "#b T"], Int[Tensor, "#b S"]]:
         """Return (q, k): the positions of the T queries and of the S keys."""

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -137,6 +137,10 @@ def around(part: Spec) -> dict[str, ModelSpec]:  # noqa: PLR0911  # one return f
         field = "encoder" if isinstance(part, RecurrentEncoder) else "decoder"
         return {"recurrent": replace(recurrent(), **{field: part})}
     models = {name: families()[name] for name in ("encoder_decoder", "decoder_only", "masked_lm")}
+    if isinstance(part, AttentionPattern):
+        models["prefix_lm"] = families()["prefix_lm"]
+        names = [name for name, model in models.items() if _sides(model, part)]
+        return {name: _with(models[name], part) for name in names if not part.keeps_prefix or name == "prefix_lm"}
     if isinstance(part, BySide):
         return {"encoder_decoder": _with(models["encoder_decoder"], part)}
     if isinstance(part, InputSpec) and part.vector_channels:
@@ -187,7 +191,7 @@ def _with(model: ModelSpec, part: Spec) -> ModelSpec:
     if isinstance(part, Position):
         return swap(_bare(model), Plain, lambda stack: replace(stack, position=part))
     if isinstance(part, AttentionPattern):
-        return swap(model, Plain, lambda stack: replace(stack, attention_pattern=part))
+        return _with_pattern(model, part)
     if isinstance(part, Additive):
         return swap(model, Tokens, lambda tokens: replace(tokens, position=part))
     for slot in (Norm, Residual, Block, StackSpec, InputSpec, TableSpec, HeadSpec, Linear, Init):
@@ -195,6 +199,24 @@ def _with(model: ModelSpec, part: Spec) -> ModelSpec:
             return swap(model, slot, lambda _: part)
     problem = f"{type(part).__name__} fits no slot"
     raise SpecError("", f"{problem}; derive its class from a class in regard.catalogue.SLOTS")
+
+
+def _with_pattern(model: ModelSpec, part: AttentionPattern) -> ModelSpec:
+    """Return the model with the attention pattern in every stack that allows it."""
+    changed: dict[str, Any] = {
+        side: replace(getattr(model, side), attention_pattern=part) for side in _sides(model, part)
+    }
+    return replace(model, **changed)
+
+
+def _sides(model: ModelSpec, part: AttentionPattern) -> list[str]:
+    """Return the stacks of the model, "encoder" or "decoder", in which the attention pattern can be used."""
+    sides = {"encoder": False, "decoder": True}  # causal?
+    return [
+        side
+        for side, causal in sides.items()
+        if getattr(model, side, None) is not None and part.refusal(causal, prefixed_by(model)) is None
+    ]
 
 
 def _bare(model: ModelSpec) -> ModelSpec:

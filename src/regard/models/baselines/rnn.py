@@ -429,10 +429,7 @@ class DecoderAttention:
     def attend_to_past(self, score: AttentionScoreModule, h: Float[Tensor, "B T D"]) -> Float[Tensor, "B T C"]:
         """Return the context vectors from attention to all decoder states so far, including `h`."""
         assert self.own is not None
-        k, v = self.own.append(*score.keys_and_values(h))
-        view, T, S = self.own_view, h.shape[1], k.shape[2]
-        if view is None:
-            view = View(Mask(causal=True, start=S - T), T, S, h.device)
+        k, v, view = self.own.append(*score.keys_and_values(h), self.own_view)
         return attend_to(score, h, k, v, view, self._weights(OWN))
 
     def _weights(self, name: str) -> list[Tensor] | None:
@@ -447,12 +444,17 @@ class AttentionHistory:
         self.values: list[Tensor] = []
 
     def append(
-        self, k: Float[Tensor, "B H T K"], v: Float[Tensor, "B H T V"]
-    ) -> tuple[Float[Tensor, "B H S K"], Float[Tensor, "B H S V"]]:
-        """Store new keys and values and return all keys and values so far."""
+        self,
+        k: Float[Tensor, "B H T K"],
+        v: Float[Tensor, "B H T V"],
+        view: View | None = None,
+    ) -> tuple[Float[Tensor, "B H S K"], Float[Tensor, "B H S V"], View]:
+        """Store new keys and values. Return all keys and values so far, and a causal `View` unless one is given."""
         self.keys.append(k)
         self.values.append(v)
-        return torch.cat(self.keys, 2), torch.cat(self.values, 2)
+        keys, T = torch.cat(self.keys, 2), k.shape[2]
+        S = keys.shape[2]
+        return keys, torch.cat(self.values, 2), view or View(Mask(causal=True, start=S - T), T, S, k.device)
 
 
 class AttentionTrace(nn.Module):

@@ -81,6 +81,22 @@ def positions_of(view: View) -> Positions:
     return Positions(*view.mask.positions(view.T, view.S, view.device), bound=view.mask.bound(view.S))
 
 
+def position_bias(view: View) -> Float[Tensor, "b H T S"] | None:
+    """Return the bias that the position scheme adds to the scores, or None. It is cached for the layers of a stack."""
+    terms = view.terms
+    if terms is None or terms.by_distance is None:
+        return None if terms is None else terms.bias
+    if "bias" not in view.lowered:
+        view.lowered["bias"] = terms.by_distance(positions_of(view).distances()).transpose(0, 1)
+    return view.lowered["bias"]
+
+
+def add_bias(scores: Float[Tensor, "B H T S"], view: View) -> Float[Tensor, "B H T S"]:
+    """Return scores + position bias."""
+    bias = position_bias(view)
+    return scores if bias is None else scores + bias.to(scores.dtype)
+
+
 def check_shared_sizes(position: Position | None, site: Site, own: Site, kv_heads: int) -> None:
     """Raise a `SpecError` if the head sizes of an attention layer do not fit its position scheme.
 

@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from regard.nn.attention_heads import check_pattern
 from regard.nn.block import Block
 from regard.nn.branches.base import BranchSpec
 from regard.nn.cache import Rows
@@ -68,6 +69,7 @@ def stack_site(spec: Any, site: Site) -> Site:
         "strict",
         "only a causal stack can be strictly causal; leave it false here",
     )
+    check_pattern(spec.attention_pattern, site)
     check_shared(spec.position, spec.positions, spec, site)
     others = {other.heads: other.position for other in spec.positions}
     return replace(site, depth=spec.blocks(), position=spec.position, positions=others)
