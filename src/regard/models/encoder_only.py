@@ -161,7 +161,7 @@ class MaskedLMModel(Model):
 
 @dataclass(frozen=True, slots=True)
 class Pooled(Task):
-    """One vector per text, tanh(x W + b) with the first token's vector x, as in BERT's pooler. It has no loss."""
+    """One vector per text, tanh(x W + b) with the first token's vector x, as in BERT's pooler. The task has no loss."""
 
     kind = "pooled"
 

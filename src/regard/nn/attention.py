@@ -55,7 +55,7 @@ def mix(
 
 
 def softmax(scores: Float[Tensor, "B H T S"], view: View) -> Float[Tensor, "B H T S"]:
-    """Return the softmax of scores + bias over visible keys, in at least float32, or zeros if no key is visible."""
+    """Return softmax(scores + bias) over visible keys, in at least float32. If no key is visible, return zeros."""
     wide = scores.to(torch.promote_types(scores.dtype, torch.float32))
     if view.terms is not None and view.terms.bias is not None:
         wide = wide + view.terms.bias.to(wide.dtype)
@@ -80,7 +80,7 @@ def repeat_heads(k: Float[Tensor, "B G S K"], heads: int) -> Float[Tensor, "B H 
 
 
 def visible(view: View) -> Tensor | None:
-    """Return the mask as a tensor (b, 1, t, S), True where visible, or None if all keys are visible."""
+    """Return the mask as a tensor (b, 1, t, S) that is True for visible keys, or None if all keys are visible."""
     return cached(view.shared, "dense", lambda: view.mask.dense(view.T, view.S, view.device))
 
 

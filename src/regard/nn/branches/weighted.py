@@ -19,7 +19,7 @@ from regard.nn.mask import Context
 
 @runtime_checkable
 class Unprojected(Heads, Protocol):
-    """Interface of attention specs in which the output projection can be left out (`output`)."""
+    """Interface of attention specs with a field `output`, which omits the output projection if it is False."""
 
     @property
     def output(self) -> bool: ...

@@ -16,7 +16,7 @@ from regard.nn.terms import Terms
 
 @dataclass(frozen=True, slots=True)
 class DistanceBias(Position):
-    """A learned bias per head and distance from query to key, which is clipped at +-max_distance (CS 182, 17.1.2)."""
+    """A learned bias per head and per distance from query to key, clipped to +-max_distance (CS 182, 17.1.2)."""
 
     kind = "distance_bias"
     max_distance: int = 64

@@ -75,7 +75,7 @@ def stack_site(spec: Any, site: Site) -> Site:
 
 @dataclass(frozen=True, slots=True)
 class StackOut:
-    """The output x of a stack, and the segment of each output token (0: padding): a stack may shorten the sequence."""
+    """The output x of a stack, and the segment of each output token (0: padding), because stacks may shorten texts."""
 
     x: Float[Tensor, "B T2 D"]
     seg: Int[Tensor, "B T2"] | None
@@ -87,7 +87,7 @@ class StackSpec(Spec):
 
     __slots__ = ()
     shortens: ClassVar[bool] = False  # whether the output is shorter than the input
-    ordered: ClassVar[bool] = False  # whether token order matters even if it does not in the blocks
+    ordered: ClassVar[bool] = False  # whether token order matters even if the blocks do not depend on it
 
     @abstractmethod
     def blocks(self) -> int:
