@@ -56,7 +56,7 @@ class Model(nn.Module):
 
     @abstractmethod
     def forward(self, batch: Batch, trace: Trace | None = None) -> Tensor:
-        """Return the output for a batch: logits (of tokens or classes) or vectors. `trace` records attention weights."""
+        """Return logits (of tokens or classes) or vectors for a batch. `trace` records the attention weights."""
 
     @abstractmethod
     def loss(self, batch: Batch) -> Loss:

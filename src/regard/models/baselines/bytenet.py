@@ -125,7 +125,7 @@ class ByteNetModel(TwoSided):
         self.head = spec.head.build(vocab, target.inside("head"))
 
     def encode(self, batch: Batch) -> Memory:
-        """Return the encoder's output for sources padded to their estimated target lengths. Further outputs are 0."""
+        """Return the encoder's output for sources padded to estimated target lengths. Outputs beyond these are 0."""
         if batch.source is None:
             raise DataError("source: a ByteNet needs one; give the batch a source or use a decoder-only model")
         if batch.packed:
