@@ -55,7 +55,7 @@ def mix(
 
 
 def softmax(scores: Float[Tensor, "B H T S"], view: View) -> Float[Tensor, "B H T S"]:
-    """Return softmax(scores + bias) over visible keys, in at least float32. If no key is visible, return zeros."""
+    """Return the softmax of scores + bias over visible keys, in at least float32. If none is visible, return zeros."""
     wide = scores.to(torch.promote_types(scores.dtype, torch.float32))
     if view.terms is not None and view.terms.bias is not None:
         wide = wide + view.terms.bias.to(wide.dtype)
