@@ -31,7 +31,7 @@ def attend(
     scale: float,
     dropout: float = 0.0,
 ) -> Float[Tensor, "B H T V"]:
-    """Return softmax(scale * q k' + bias) v, softmax over visible keys, with dropout on the attention weights."""
+    """Return softmax(scale * q k' + bias) v, with the softmax over visible keys and dropout on its weights."""
     return mix(scores(q, k, view, scale), v, view, dropout=dropout)
 
 
@@ -46,7 +46,7 @@ def scores(q: Tensor, k: Tensor, view: View, scale: float) -> Float[Tensor, "B H
 def mix(
     scores: Float[Tensor, "B H T S"], v: Float[Tensor, "B G S V"], view: View, *, dropout: float = 0.0
 ) -> Float[Tensor, "B H T V"]:
-    """Return softmax(scores + bias) v, softmax over visible keys, with dropout on the attention weights."""
+    """Return softmax(scores + bias) v, with the softmax over visible keys and dropout on its weights."""
     weights = F.dropout(softmax(scores, view), dropout)
     context = weights.to(v.dtype) @ repeat_heads(v, scores.shape[1])
     if view.terms is not None and view.terms.context is not None:

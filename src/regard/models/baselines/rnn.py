@@ -58,7 +58,7 @@ class EncoderState(InitialState):
     """Initial decoder state phi(W s + b), where s is the encoder's final state.
 
     Every decoder layer has its own W and b. Layers are paired from the top: the n-th decoder layer from the top gets
-    the state s of the n-th encoder layer from the top, or of the lowest encoder layer if the encoder is less deep. phi
+    the state s of the n-th encoder layer from the top, or of the lowest encoder layer if there is no n-th one. phi
     is tanh (Bahdanau et al. 2015) or the identity. A decoder without attention receives nothing else from the source.
     """
 

@@ -44,7 +44,7 @@ class T5Bias(Position):
     """Raffel et al. 2020: a learned bias per head and bucket of distances from query to key.
 
     Each short distance has its own bucket. Longer distances share buckets of logarithmic width. A bidirectional stack
-    uses half of the buckets for each direction, a causal stack uses all of them for the past.
+    uses half of the buckets for each direction. A causal stack uses all of them for earlier keys.
     """
 
     kind = "t5_bias"

@@ -95,7 +95,7 @@ class StackSpec(Spec):
 
     @abstractmethod
     def block_of(self, call: int) -> Block:
-        """Return the spec of the block at depth `call`, from 0."""
+        """Return the spec of the block at depth `call`, counted from 0."""
 
     def residual_branches(self) -> int:
         """Return the number of residual branches in all blocks. Fixup scales initial weights by this number."""
