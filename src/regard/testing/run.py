@@ -48,7 +48,7 @@ def subject_of(spec: ModelSpec) -> Subject:
 def examine(
     name: str, spec: ModelSpec | Subject, laws: Iterable[str] = tuple(LAWS), bends: Mapping[str, str] | None = None
 ) -> list[Verdict]:
-    """Test laws on one model and return the verdicts. `bends` maps each law that the model may break to the reason why."""
+    """Test laws on one model and return the verdicts. `bends` maps each law that the model may break to the reason."""
     bends, laws = bends or {}, tuple(laws)
     for law in laws:
         if law not in LAWS:
