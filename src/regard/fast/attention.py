@@ -40,7 +40,7 @@ _forced: list[str] = []  # kernels that `use` forces, innermost last; torch.comp
 
 
 def has_kernels(x: Tensor) -> bool:
-    """Return whether our Triton kernels are used for x: on a GPU, in bfloat16 and with gradients enabled.
+    """Return whether our Triton kernels process x. This requires a GPU, bfloat16 and enabled gradients.
 
     GPUs without bfloat16 do not support Triton either. Decoding uses torch's operators, which are faster to launch.
     """
@@ -48,7 +48,7 @@ def has_kernels(x: Tensor) -> bool:
 
 
 class Call(NamedTuple):
-    """The arguments of `attend`."""
+    """The arguments of a call of `attend`."""
 
     q: Float[Tensor, "B H T K"]
     k: Float[Tensor, "B G S K"]
@@ -393,8 +393,8 @@ def cumulative_lengths(
     """Return (query, key): the cumulative lengths of all segments in all rows, which varlen kernels need.
 
     Segments must be numbered 1, 2, ... along a row, with padding (0) last and the same numbers in query and key rows.
-    The result has a fixed size: missing segments have length 0, and padding is split into segments of at most
-    `mask.longest` tokens, because a kernel does not write the remainder of a longer segment.
+    The result has a fixed size, in which missing segments have length 0. Padding is split into segments of at most
+    `mask.longest` tokens, because a kernel computes only the first `mask.longest` outputs of a segment.
     """
     chunk = mask.longest or max(T, S)
     chunks = -(-max(T, S) // chunk)
@@ -430,7 +430,7 @@ class FastSelfAttention(SelfAttentionModule):
     def attend_over(
         self, x: Float[Tensor, "B T D"], view: View, ctx: Context, state: Cache | BeamCache | None
     ) -> Float[Tensor, "B T W"]:
-        """Return the self-attention output for x, which attends to itself and to the KV cache `state`."""
+        """Return the output of self-attention for x, whose tokens attend to each other and to the KV cache `state`."""
         qkv = self.qkv(x)
         q, k, v = self.split(qkv, view)
         if state is not None:

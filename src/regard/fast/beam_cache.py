@@ -45,7 +45,7 @@ class BeamAncestry:
         self.numbers: Float[Tensor, "n k"] | None = None  # added to the scores, indexed by `at`
 
     def enter(self, T: int, bound: int, places: Int[Tensor, "B T"]) -> None:
-        """Assign slots, from column `bound` on, to the next T tokens of every row (beam). `places` are their positions.
+        """Assign slots in columns from `bound` on to the next T tokens, at positions `places`, of every row (beam).
 
         Calling the method again with equal arguments changes nothing.
         """
@@ -94,7 +94,7 @@ class BeamAncestry:
             self.numbers = torch.full(here.shape, -torch.inf, dtype=dtype, device=here.device).masked_fill_(here, 0.0)
 
     def additive(self, S: int) -> Float[Tensor, "b 1 k M"] | None:
-        """Return the mask of `visible`, for one query per beam, as an additive mask (None before `set_dtype`)."""
+        """Return the mask of `visible` for one query per beam as an additive mask, or None before `set_dtype`."""
         return None if self.numbers is None else self.numbers[self.at[:, :S]].view(-1, 1, self.beams, S * self.beams)
 
     def slots(self, S: int) -> Int[Tensor, "#b M"]:
@@ -169,7 +169,7 @@ class SharedRows(Rows):
         S, device = self.reach(T), self.lengths.device
         beams = View(self.beam_mask(T, prefix), T * self.beams, S * self.beams, device)
         numbers = self.ancestry.additive(S) if T == 1 else None
-        if numbers is not None:  # one lookup instead of comparisons and two fills
+        if numbers is not None:  # found by one table lookup, which is faster than computing the mask
             beams.lowered["additive", numbers.dtype] = numbers
         return _beam_view(View(self.mask(T, prefix), T, S, device), beams)
 
@@ -180,7 +180,7 @@ class SharedRows(Rows):
         self.ancestry.enter(T, self.bound, places)
         slots = self.ancestry.slots(S)
         shared = None
-        if prefix is not None:  # of the rows that wrote the slots; the prefix only matters while the prompt is read
+        if prefix is not None:  # prefix of the row that wrote each slot; it matters only while the prompt is read
             shared = (slots.unflatten(1, (S, beams)) < prefix.unflatten(0, (-1, 1, beams))).flatten(1)
         return BeamMask(
             causal=True,

@@ -18,7 +18,7 @@ Scale = float | Literal["sqrt", "none"]
 
 @runtime_checkable
 class Heads(Protocol):
-    """Interface of attention specs: numbers and widths of heads. A size of None means the default of the model."""
+    """Interface of attention specs: numbers and widths of heads. None means the default of the model."""
 
     @property
     def heads(self) -> int | None: ...
@@ -42,7 +42,7 @@ def check_sizes(spec: Heads) -> None:
 
 
 def attention_site(spec: Heads, site: Site) -> tuple[Site, int]:
-    """Return (site, kv_heads): model sizes with the head sizes of `spec`, and the number of key-value heads."""
+    """Return a copy of `site` with the head sizes of `spec`, and the number of key-value heads."""
     heads = spec.heads or site.heads
     d_head = spec.d_head or (site.d_head if spec.heads is None else _divide(site, heads))
     d_value = spec.d_value or (site.d_value if spec.d_head is None and spec.heads is None else d_head)
@@ -70,7 +70,7 @@ def _divide(site: Site, heads: int) -> int:
 
 
 def output_projection(site: Site, projected: bool, bias: bool | None) -> nn.Module:
-    """Return the output projection W_o or, if not `projected`, the identity: the output is the concatenated heads."""
+    """Return the output projection W_o if `projected`, otherwise the identity (heads are only concatenated)."""
     H, V = site.heads, site.d_value
     if projected:
         return site.linear(H * V, {"attend_out": site.d_model}, bias=bias)
@@ -93,7 +93,7 @@ def beams_apart(y: Float[Tensor, "b H N W"], beams: int, T: int) -> Float[Tensor
 
 
 def factor(scale: Scale, d_head: int) -> float:
-    """Return the factor of the scores: 1 / sqrt(d_head) for "sqrt", 1 for "none"; a number is returned as it is."""
+    """Return the factor of the attention scores: 1 / sqrt(d_head) for "sqrt", 1 for "none", or `scale` if a number."""
     factors: dict[Scale, float] = {"sqrt": 1.0 / math.sqrt(d_head), "none": 1.0}
     return float(factors.get(scale, scale))
 

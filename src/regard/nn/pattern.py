@@ -1,4 +1,4 @@
-"""Attention patterns, such as a sliding window, which restrict attention further than causality and padding."""
+"""Attention patterns, such as a sliding window: restrictions of attention in addition to causality and padding."""
 
 from abc import abstractmethod
 from dataclasses import dataclass
@@ -33,7 +33,7 @@ class AttentionPattern(Spec):
 
     @property
     def reach(self) -> int | None:
-        """Largest distance to an earlier key that a query attends to, apart from the `first` keys (None: no limit)."""
+        """Largest distance from a query to a visible earlier key, not counting the `first` keys. None: no limit."""
         return None
 
     @property

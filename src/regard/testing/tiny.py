@@ -174,7 +174,7 @@ def positioned(part: Spec) -> dict[tuple[str, str], ModelSpec]:
 
 
 def _with_branch(model: ModelSpec, part: BranchSpec) -> ModelSpec:
-    """Return the model with `part` instead of layers of its type; a new type is added before the feed-forward layer."""
+    """Replace each layer of `part`'s type by `part`. If the type is new, add `part` before each feed-forward layer."""
     if isinstance(part, SelfAttention | CrossAttention | FeedForward):
         swapped = swap(model, type(part), lambda _: part)
         if swapped is model:
@@ -225,7 +225,7 @@ def _bare(model: ModelSpec) -> ModelSpec:
 
 
 def streams(spec: ModelSpec) -> dict[str, tuple[Spec, ...]]:
-    """Return the parts of the model that read the source or target, by side, for sides whose order may matter."""
+    """Return the parts of the model that may depend on token order, as lists for the "source" and the "target"."""
     if spec.ordered:
         return {"source": (spec,)} if spec.reads_source else {}
     sides: dict[str, tuple[Spec, ...]] = {}
@@ -238,10 +238,10 @@ def streams(spec: ModelSpec) -> dict[str, tuple[Spec, ...]]:
 
 
 def order(parts: Sequence[Spec], causal: bool) -> tuple[str | None, bool]:
-    """Return (kind, may): the kind of a part that makes token order matter, or None; whether order may matter.
+    """Return (kind, may): the kind of a part for which token order matters (None: no part), and whether it may matter.
 
-    With a causal mask, order always matters, so only parts that use positions count for `kind`. A layer that depends
-    on order may or may not depend on positions, and an attention pattern may mask nothing in a short row.
+    With a causal mask, order always matters, so only parts that use positions count for `kind`. `may` is True for
+    layers that depend on order, and for attention patterns, which may mask nothing in a short row.
     """
     inside = [inner for part in parts for inner in walk(part)]
     ordered = [inner for inner in inside if isinstance(inner, BranchSpec | StackSpec | ModelSpec) and inner.ordered]

@@ -95,7 +95,7 @@ class SelfAttentionModule(Branch):
         return q, k, split_heads(v, self.kv_heads)
 
     def view(self, stack: View) -> View:
-        """Return the mask and position terms of the stack, or those of this layer's own pattern and position scheme."""
+        """Return the view of the stack. An attention pattern or position scheme of this layer replaces the stack's."""
         if self.attention_pattern is not None:
             stack = stack.with_mask(attention_pattern=self.attention_pattern)
         if self.position is not None:

@@ -48,7 +48,7 @@ class ScoresModule(nn.Module):
 
 @dataclass(frozen=True, slots=True)
 class DenseScores(Scores):
-    """Dense synthesizer of Narang et al. 2021: scores relu(q_i) P of query q_i; heads share P (d_head x max_len)."""
+    """Dense synthesizer of Narang et al. 2021: scores relu(q_i) P for query q_i. Heads share P (d_head x max_len)."""
 
     kind = "dense_scores"
     reads_query = True
@@ -223,7 +223,7 @@ class Synthesizer(BranchSpec):
 
 
 def check_position(position: Position | None, path: str = "") -> None:
-    """Raise a `SpecError` for a position scheme that acts on queries and keys; a synthesizer may lack them."""
+    """Raise a `SpecError` for a position scheme that acts on queries and keys, which a synthesizer may not have."""
     if position is not None and "d_head" in position.shaped_by:
         raise SpecError(
             f"{path}.position".lstrip("."),

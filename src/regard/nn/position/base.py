@@ -48,7 +48,7 @@ class PositionTerms(nn.Module):
 
 @dataclass(frozen=True, slots=True)
 class AtHeads(Spec):
-    """A position scheme for the attention layers with `heads` heads, in a model with another default for `heads`."""
+    """A position scheme for attention layers whose number of heads, `heads`, differs from the model's default."""
 
     kind = "at_heads"
     heads: int

@@ -16,7 +16,7 @@ from regard.nn.terms import Terms
 
 @dataclass(frozen=True, slots=True)
 class DistanceBias(Position):
-    """A learned bias per head and distance from query to key, which is clipped at +-max_distance (CS 182, 17.1.2)."""
+    """A learned bias per head and per distance from query to key, clipped to +-max_distance (CS 182, 17.1.2)."""
 
     kind = "distance_bias"
     max_distance: int = 64
@@ -47,7 +47,7 @@ class T5Bias(Position):
     """Raffel et al. 2020: a learned bias per head and bucket of distances from query to key.
 
     Each short distance has its own bucket. Longer distances share buckets of logarithmic width. A bidirectional stack
-    uses half of the buckets for each direction, a causal stack uses all of them for the past.
+    uses half of the buckets for each direction. A causal stack uses all of them for earlier keys.
     """
 
     kind = "t5_bias"
