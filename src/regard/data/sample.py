@@ -15,7 +15,7 @@ class Sample:
     """
 
     def __init__(self, texts: Sequence[int], limit: int) -> None:
-        """`limit` counts the characters of some strings of each example; `texts` are the indices of these strings."""
+        """Only the strings with the indices `texts` in each example count toward the `limit` of characters."""
         self.texts, self.limit = texts, limit
         self.characters = 0  # number of characters in the whole text
         self._below, self._size = WHOLE, 0

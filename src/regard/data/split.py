@@ -20,7 +20,7 @@ STREAM = 1_000_000  # maximum number of characters held out from a stream
 
 
 class FirstReading:
-    """The results of the first pass over the training text: a sample, the class labels, and what `split` needs."""
+    """Reads the training text once, to collect a sample, the class labels, and the hashes that `split` needs."""
 
     def __init__(self, spec: "DataSpec", seed: int, sample_size: int) -> None:
         """Read all corpora. The sample for each tokenizer has about `sample_size` characters."""
@@ -53,7 +53,7 @@ class FirstReading:
             self.ends.append(np.cumsum(np.frombuffer(sizes.tobytes(), np.int64)))
 
     def labelled(self, objective: Objective, report: list[str]) -> Objective:
-        """Return the objective with its class labels: the given ones, or else the sorted labels of the training text.
+        """Return the objective with its class labels: the given labels, or else the sorted labels of the training text.
 
         If the first line of a corpus is probably a header, a warning is appended to `report`.
         """

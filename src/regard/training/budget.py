@@ -40,7 +40,7 @@ class Budget:
 
     @property
     def ending(self) -> float:
-        """Seconds from the last step to the end: two validations (of last weights, averaged weights) and saving."""
+        """Seconds from the last step to the end: validating the last and the averaged weights, and saving."""
         return 2 * self.validation + 2 * self.saving
 
     def add(self, steps: int, seconds: float) -> None:
@@ -70,7 +70,7 @@ class Budget:
         return max(SPACING * self.seconds, self.validation * (1 - SHARE) / SHARE)
 
     def due(self) -> bool:
-        """Return whether a validation is due now. It never is shortly before the last step, or without a budget."""
+        """Return whether a validation is due now. It is never due shortly before the last step or without a budget."""
         if self.seconds is None:
             return False
         since = time.monotonic() - self.validated

@@ -161,8 +161,9 @@ class AdamW(OptimizerSpec):
 class Adafactor(OptimizerSpec):
     """Adafactor (Shazeer and Stern 2018), torch's version: second moments are products of a row and a column vector.
 
-    Differs from the paper: the step size relative to the weights is min(learning_rate, 1/sqrt(step)), where the paper
-    has 0.01 for `learning_rate`, and updates are clipped to a root mean square of `clip`, which is 1 in the paper.
+    Two constants of the paper are settings here. The step size relative to the weights is min(learning_rate,
+    1/sqrt(step)); the paper has 0.01 instead of `learning_rate`. Updates are clipped to a root mean square of `clip`;
+    the paper has 1.
     """
 
     kind = "adafactor"

@@ -24,7 +24,7 @@ LOSS = Criterion("loss", False)
 
 
 def order(scores: Mapping[int, Metrics], criterion: Criterion, reached: Metrics) -> list[int]:
-    """Return the validated steps, best first. `reached` has the best criterion (with standard error) and loss so far.
+    """Return the validated steps, best first. `reached` has the best values of criterion and loss so far.
 
     A metric of a few hundred decoded sentences is noisy, and as long as no output is right, it is equal for all steps.
     The loss has neither problem. So steps whose score is within the noise of the best score are ranked by loss (the

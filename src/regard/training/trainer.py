@@ -42,7 +42,7 @@ from regard.training.schedule import Schedule
 from regard.training.spec import TrainSpec
 
 Event = Mapping[str, Any]
-MEAN = -1  # stands for the mean of checkpoints among ranked steps; it comes first if all scores are equal
+MEAN = -1  # step number of the averaged checkpoints in the ranking; if all scores are equal, it comes first
 SMALLEST_SCALE = 1e-4  # smallest loss scale in float16; the first is 65,536
 
 
@@ -76,7 +76,7 @@ class LogWindow:
         self.padding += sum(item.padding for item in items)
 
     def metrics(self, scaled: bool) -> Metrics:
-        """Return the mean metrics. `scaled`: float16 loss scaling is on, and skips steps whose gradient overflows."""
+        """Return the mean metrics. If `scaled` is true, the gradient norm leaves out steps that overflowed in float16."""
         seconds = time.perf_counter() - self.began
         losses, nlls, norms = (torch.stack(values).double() for values in zip(*self.results, strict=True))
         finite = norms[norms.isfinite()] if scaled else norms
@@ -386,7 +386,7 @@ class Trainer:
             parameter.copy_(weights[name])
 
     def save(self, regular: bool = True) -> None:
-        """Write a checkpoint. It is never averaged if `regular` is false, that is, if training is interrupted."""
+        """Write a checkpoint. If `regular` is false (training is interrupted), the checkpoint is never averaged."""
         progress, policy = self.progress, self.checkpoints
         if not policy.final and progress.step >= self.steps:
             return
