@@ -63,7 +63,7 @@ class Runner(ProcessPool):
         """Run the jobs, pass every event to `watch`, and return True if all jobs were started.
 
         A job is not started if it would end after the deadline, assuming that it takes as long as the longest job so
-        far. `measured["metric"]` is the metric to compute, and `measured["texts"]` is whether to store translations.
+        far. `measured["metric"]` is the metric to compute, and `measured["texts"]` is True to store translations.
         """
         waiting, busy, clock = deque(jobs), 0, _Clock(deadline)
         events: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()

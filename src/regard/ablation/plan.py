@@ -116,7 +116,7 @@ REASON = f"every run trains for all its steps, is validated {POINTS} times and c
 
 
 def check_changes(changes: Iterable[str], request: RecipeRequest, steps: bool) -> None:
-    """Raise an error for `--set` options without effect. `steps`: whether another option sets the number of steps."""
+    """Raise an error for `--set` options without effect. `steps` is true if another option sets the number of steps."""
     for path in (parse_change(change)[0] for change in changes):
         section, _, field = path.partition(".")
         if section == "decode":

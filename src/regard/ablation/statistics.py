@@ -89,7 +89,7 @@ class Error(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """The estimated effect of a modification, with a standard error from the pooled variance and one from its own."""
+    """The estimated effect of a modification, with its standard errors from the pooled and from its own variance."""
 
     effect: float
     pooled: Error
@@ -132,12 +132,12 @@ class Fit(NamedTuple):
     base: np.ndarray  # (..., k): parts of the variance of an effect that come from the base
     more: np.ndarray  # (...): other parts of the variance of an effect, treated as known
     runs: int  # n
-    freedom: tuple[int, ...]  # of the pooled variance, then of the parts from the base
-    least: bool  # own estimates have n - 1 degrees of freedom
+    freedom: tuple[int, ...]  # degrees of freedom of the pooled variance, then of the parts from the base
+    least: bool  # True: own estimates have n - 1 degrees of freedom
     v: np.ndarray  # (...): variance of a run over seeds
     w: np.ndarray  # (...): weight of the base's paired seeds
     paired: bool
-    steady: bool = True  # the rows are in the pool
+    steady: bool = True  # True: the rows are in the pool
 
     def error(self, variance: np.ndarray, freedom: int, least: bool = False) -> tuple[np.ndarray, np.ndarray]:
         """Return (standard errors, degrees of freedom) of the effects, given the variance (..., R) of one run."""
@@ -160,7 +160,7 @@ class Fit(NamedTuple):
 
 @dataclass(frozen=True)
 class Rule:
-    """The significance test of effects. `level` holds for all modified models together (Holm's procedure)."""
+    """The significance test of effects. `level` is the familywise significance level (Holm's procedure)."""
 
     level: float
     apart: int = 0  # rows that are excluded from the pool
@@ -278,7 +278,7 @@ def _chi_nodes(freedom: float, nodes: int = NODES) -> tuple[np.ndarray, np.ndarr
 
 
 def estimate(base: Runs, rows: Mapping[str, Runs]) -> tuple[dict[str, Estimate], Spread]:
-    """Return (estimated effects by name, spread over seeds) of models with the same seeds. The base may have more."""
+    """Return (estimated effects by name, spread over seeds). All rows have equal seeds, and the base may have more."""
     fits, spread = fitted(base, rows)
     return _estimates(fits), spread
 
@@ -327,7 +327,7 @@ def fitted(base: Runs, rows: Mapping[str, Runs]) -> tuple[Fits, Spread]:
 
 
 def paired(base: np.ndarray, rows: np.ndarray, further: np.ndarray) -> Fit:
-    """Return the fit of `rows` (..., R, n) and of the base, with the same seeds (..., n) and further seeds (..., m)."""
+    """Return the fit of `rows` (..., R, n) paired by seed with `base` (..., n); `further` (..., m) has unpaired runs."""
     (R, n), m = rows.shape[-2:], further.shape[-1]
     if R * (n - 1) < FEW:
         return unpaired(base, rows, further)

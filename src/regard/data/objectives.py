@@ -68,7 +68,7 @@ class Objective(Spec):
     output_text: ClassVar[int] = 0  # index of the text that the model predicts
     encoded: ClassVar[Mapping[str, int]] = MappingProxyType({})  # column of token ids -> index of the text
     measured: ClassVar[tuple[str, ...]]  # columns whose lengths determine the size of a batch
-    unread: ClassVar[Mapping[str, int]] = MappingProxyType({})  # column -> number of final ids that are no input
+    unread: ClassVar[Mapping[str, int]] = MappingProxyType({})  # column -> number of final ids that are not read
     labelled: ClassVar[bool] = False  # True: text 0 is a class label, and the objective has a field `labels`
     packs: ClassVar[bool] = True  # True: several examples may share a batch row
     may_drop: ClassVar[bool] = False  # True: an example longer than max_len may be left out; False: it is cut

@@ -82,7 +82,9 @@ class DataSpec(Spec):
                 raise SpecError(f"train[{i}].weight", message)
         for i, corpus in enumerate(self.valid):
             if corpus.weight != 1.0:
-                raise SpecError(f"valid[{i}].weight", "has no effect, because validation counts every example once; leave it out")
+                raise SpecError(
+                    f"valid[{i}].weight", "has no effect, because validation counts every example once; leave it out"
+                )
 
     @property
     def longest(self) -> int:
@@ -425,7 +427,7 @@ def opened(spec: DataSpec, folder: Path) -> Prepared:
 def _complete(spec: DataSpec, chosen: Any) -> DataSpec:
     """Return the spec with the stored tokenizer and length limit.
 
-    Prepared data of earlier versions do not store them, and get the defaults of those versions.
+    For prepared data of earlier versions, which do not store these settings, use the defaults of those versions.
     """
     may_drop = spec.objective.may_drop
     known = {"tokenizer": {"kind": "bpe"}, "max_len": 256, "long": "drop" if may_drop else None} | chosen
@@ -438,7 +440,7 @@ def _complete(spec: DataSpec, chosen: Any) -> DataSpec:
 
 
 def _strings(value: Any, count: int | None = None) -> tuple[str, ...]:
-    """Convert a JSON list of strings to a tuple. Raise an error for other values, or for a list of another length than `count`."""
+    """Convert a JSON list of strings to a tuple. Raise an error for other values, or if it has not `count` strings."""
     if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
         raise TypeError("a value is not a list of strings")
     if count is not None and len(value) != count:

@@ -138,7 +138,8 @@ def split(spec: "DataSpec", reading: FirstReading) -> Split:
 def _split_stream(spec: "DataSpec", reading: FirstReading) -> Split:
     """Hold out the end of every stream (a corpus that is read as one long text) for validation.
 
-    The end is the last `spec.held_out` lines or, if that is None, the last tenth, but at most `STREAM` characters.
+    The last `spec.held_out` lines are held out. If `spec.held_out` is None, this is the last tenth of the text, but at
+    most `STREAM` characters.
     """
     if spec.held_out == 0:
         return Split(spec, reading)

@@ -1,7 +1,8 @@
 """The training speed of a model on this device, measured or estimated, and stored in the cache.
 
 On a CPU, a few training steps are timed. On a GPU, a step would have to be captured as a CUDA graph or compiled first,
-which takes too long. So the speed of a matrix product is measured there, and the model's is estimated from its FLOPs.
+which takes too long. So on a GPU, the speed of a matrix product is measured, and the speed of a model is estimated from
+its FLOPs.
 """
 
 import json

@@ -19,7 +19,7 @@ class TextSize:
 
     @property
     def epoch(self) -> int:
-        """Number of tokens in one pass through the text, counted on the longer side (source or target)."""
+        """Number of tokens in one pass through the text, counted in the source or the target, whichever is longer."""
         return max(1, max(self.lengths) * self.records)
 
 

@@ -435,7 +435,7 @@ def parse_changes(changes: Iterable[str], section: str) -> dict[str, Any]:
 
 
 def parse_change(change: str) -> tuple[str, Any]:
-    """Return (path, value) for a `path=value` edit. The value is `none`, a TOML value, or else taken as a string."""
+    """Return (path, value) for a `path=value` edit. The value is `none` or a TOML value; other text is a string."""
     path, equals, text = change.partition("=")
     path, text = path.strip(), text.strip()
     if not equals or not path or not text:

@@ -133,7 +133,7 @@ def _known_model(
     objective: Objective,
     fits: Callable[[ModelSpec], Mapping[str, Any]],
 ) -> ModelSpec | None:
-    """Return the model of the parent run or, without one, of the request; None if the planner must choose a model."""
+    """Return the model of the parent run, or else that of the request, or None if the planner must choose a model."""
     if parent is None:
         return None if request.model is None else model_for(request, None, fits)[1]
     model = parent.recipe.model

@@ -328,7 +328,7 @@ def inside_warmup(train: TrainSpec, step: int) -> str | None:
 
 @contextmanager
 def _signals() -> Iterator[list[str]]:
-    """Yield a list to which the first Ctrl-C or SIGTERM is appended in words; the second has its usual effect."""
+    """Yield a list. The first Ctrl-C or SIGTERM appends a description to the list; the second has its usual effect."""
     caught: list[str] = []
     if threading.current_thread() is not threading.main_thread():
         yield caught

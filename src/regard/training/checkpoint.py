@@ -173,7 +173,7 @@ class RunFolder:
 
 @contextmanager
 def saving(path: Path) -> Iterator[None]:
-    """Convert errors of writing to `path` inside a `with` block to a SaveError with advice on resuming training."""
+    """Inside a `with` block, convert write errors to a SaveError that names `path` and advises to resume training."""
     try:
         yield
     except (OSError, SafetensorError) as error:

@@ -101,7 +101,7 @@ class Update:
         return loss
 
     def _step_optimizer(self, norm: Tensor) -> None:
-        """Update the weights. Skip this if a float16 gradient overflowed, because clipping then spoils all gradients."""
+        """Update the weights, except after a float16 overflow, because clipping then makes all gradients invalid."""
         if self.scaler.is_enabled():
             if bool(norm.isfinite()):
                 for part in self.optimizer.parts.values():

@@ -76,7 +76,7 @@ class LogWindow:
         self.padding += sum(item.padding for item in items)
 
     def metrics(self, scaled: bool) -> Metrics:
-        """Return the mean metrics. If `scaled` is true, the gradient norm leaves out steps that overflowed in float16."""
+        """Return the mean metrics. If `scaled` is true, the gradient norm leaves out steps with a float16 overflow."""
         seconds = time.perf_counter() - self.began
         losses, nlls, norms = (torch.stack(values).double() for values in zip(*self.results, strict=True))
         finite = norms[norms.isfinite()] if scaled else norms

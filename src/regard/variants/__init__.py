@@ -123,7 +123,7 @@ def combine(names: Sequence[str], base: ModelSpec, trust_code: bool = False) -> 
 
 
 def _unused(name: str, names: Sequence[str], base: ModelSpec, spec: ModelSpec, trust_code: bool) -> bool:
-    """Return True if `base` with all of `names` except `name` also gives `spec`, because another one undoes `name`."""
+    """Return True if `base` modified by `names` without `name` equals `spec`: another modification undoes `name`."""
     without = base
     try:
         for other in names:
