@@ -327,7 +327,7 @@ def fitted(base: Runs, rows: Mapping[str, Runs]) -> tuple[Fits, Spread]:
 
 
 def paired(base: np.ndarray, rows: np.ndarray, further: np.ndarray) -> Fit:
-    """Return the fit of `rows` (..., R, n) paired by seed with `base` (..., n); `further` (..., m) has unpaired runs."""
+    """Return the fit of `rows` (..., R, n) paired by seed with `base` (..., n); `further` (..., m) is not paired."""
     (R, n), m = rows.shape[-2:], further.shape[-1]
     if R * (n - 1) < FEW:
         return unpaired(base, rows, further)

@@ -31,7 +31,8 @@ def largest(
     """Return (candidate, speed): the largest candidate that text, time and memory allow, and its speed.
 
     The speed is in target tokens per second, or None if the user has set the number of steps. The speed of larger
-    candidates is not measured. `finished` maps the model of a candidate to the complete model, with the user's modifications.
+    candidates is not measured. `finished` maps the model of a candidate to the complete model, with the user's
+    modifications.
     """
     best = known[0]
     if train.steps is not None and train.time is None:  # the user has set the number of steps, so time is no limit
