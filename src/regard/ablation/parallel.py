@@ -109,7 +109,7 @@ class Runner(ProcessPool):
         }
 
     def speed(self, job: Job, text: Text, seconds: float, watch: Watch) -> float:
-        """Return the training steps per second of a job, or raise `JobError` if it cannot be trained."""
+        """Return the training steps per second of a job, or raise `JobError` if the model cannot be trained."""
         folder = self.folder / "runs" / ".speed"
         folder.mkdir(parents=True, exist_ok=True)
         order = self._order(folder, job, text) | {"seconds": seconds}

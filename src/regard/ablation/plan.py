@@ -52,7 +52,7 @@ class Text:
 
 
 def tokenised(request: RecipeRequest, folder: Path, report: Callable[[str], None] = lambda _: None) -> Text:
-    """Return the tokenised text. It is stored under `folder`, so that it is tokenised only once."""
+    """Return the tokenised text. The result is stored under `folder`, so that a text is tokenised only once."""
     if request.start is not None:
         raise DataError("start: an ablation trains all models from random weights; leave --from out")
     store = folder / _key(request)

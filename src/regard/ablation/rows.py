@@ -78,7 +78,10 @@ class RowBuilder:
         return model
 
     def rows(self, names: list[str], named: set[str]) -> list[Row]:
-        """Return one row per modification. One that does not apply is left out, or is an error if it is in `named`."""
+        """Return one row per modification.
+
+        If a modification does not apply, its row is marked as left out, or if it is in `named`, an error is raised.
+        """
         rows = []
         for name in names:
             try:

@@ -247,7 +247,7 @@ class Cache:
                     yield path
 
     def drop(self, name: str) -> None:
-        """Delete an entry. It is renamed first, so that other processes never use a half-deleted entry."""
+        """Delete an entry. The entry is renamed first, so that other processes never use a half-deleted entry."""
         dropped = temporary(self.data / name)
         with suppress(OSError):
             if not (self.data / name).is_symlink():
@@ -280,7 +280,7 @@ class Cache:
 
 
 def _index(path: Path) -> dict[str, Any]:
-    """Return the index {path: {"mark": stamp, "sha256": checksum}}; an empty dict if its file is absent or invalid."""
+    """Return the index {path: {"mark": stamp, "sha256": checksum}}, or an empty dict if the file is unusable."""
     try:
         index = json.loads(path.read_text(encoding="utf-8"))
         return {file: {"mark": list(item["mark"]), "sha256": str(item["sha256"])} for file, item in index.items()}
@@ -311,7 +311,7 @@ def _link(path: Path, to: Path) -> None:
 
 
 def _manifest(entry: Path) -> dict[str, Any] | None:
-    """Return the manifest of an entry. Return None if it is absent or invalid, or lists a file outside the entry."""
+    """Return the manifest of an entry, or None if it is absent or invalid or lists a file outside the entry."""
     try:
         manifest = json.loads((entry / MANIFEST).read_text(encoding="utf-8"))
         content = {str(name): (int(size), str(digest)) for name, (size, digest) in manifest["content"].items()}

@@ -122,11 +122,11 @@ class BatchLoader:
 
     @property
     def one_shape(self) -> bool:
-        """True if all batches have the same shape, except that the last one of an epoch may have fewer rows."""
+        """True if all batches have the same shape, except that the last batch of an epoch may have fewer rows."""
         return self.batching.shape() is not None
 
     def _packed_sizes(self) -> Packed | None:
-        """Return the shape and the size limits that all packed batches share; None if batches are not packed."""
+        """Return the shape and the size limits that all packed batches share, or None if batches are not packed."""
         shape = self.batching.shape()
         if not self.batching.packed or shape is None:
             return None
@@ -183,7 +183,7 @@ def _windows(stream: Column, starts: np.ndarray, length: int) -> tuple[dict[str,
 
 
 class Prefetch:
-    """Prepares batches in a background thread. If `pinned` is true, they are in pinned memory, to copy them faster."""
+    """Prepares batches in a background thread, and in pinned memory if `pinned` is true, for faster copies to a GPU."""
 
     def __init__(self, stream: BatchLoader, place: Place, pinned: bool = False, ahead: int = 8) -> None:
         self._queue: queue.Queue[tuple[Item, Place] | BaseException] = queue.Queue(ahead)

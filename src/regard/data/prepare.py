@@ -88,7 +88,7 @@ class DataSpec(Spec):
 
     @property
     def longest(self) -> int:
-        """The field `max_len`. It must not be None, so it must have been given or chosen from the text."""
+        """The field `max_len` as an integer. It must have been given, or chosen from the text, before."""
         assert self.max_len is not None, "resolved while preparing"
         return self.max_len
 
@@ -440,7 +440,7 @@ def _complete(spec: DataSpec, chosen: Any) -> DataSpec:
 
 
 def _strings(value: Any, count: int | None = None) -> tuple[str, ...]:
-    """Convert a JSON list of strings to a tuple. Raise an error for other values, or if it has not `count` strings."""
+    """Convert a JSON list of `count` strings (None: any number) to a tuple. Raise an error for other values."""
     if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
         raise TypeError("a value is not a list of strings")
     if count is not None and len(value) != count:

@@ -9,7 +9,7 @@ WHOLE = 1 << 32
 
 
 class Sample:
-    """A deterministic sample of about `limit` characters from all parts of a text, or the whole text if it is shorter.
+    """A deterministic sample of about `limit` characters from all parts of a text, or all of a shorter text.
 
     Training example n has the rank n * golden ratio modulo 1. The sample consists of the examples of lowest rank.
     """

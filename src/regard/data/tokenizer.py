@@ -586,7 +586,7 @@ def _load_guarded(document: Document, unknown: int | None) -> tuple[tokenizers.T
 
 
 def _merge_tokens(merge: Any) -> tuple[str, str, str]:
-    """Return (left token, right token, merged token) of a BPE merge, which is a pair, or one string in older files."""
+    """Return (left token, right token, merged token) of a BPE merge. A merge is a pair, or a string in older files."""
     left, right = merge.split(" ") if isinstance(merge, str) else merge
     return left, right, left + right
 

@@ -118,7 +118,7 @@ def _flops_per_token(spec: ModelSpec) -> float:
 
 @cache
 def muon_share(spec: ModelSpec, tokens: int) -> float:
-    """Return the FLOPs of Muon's matrix products in a step, relative to those of the model for `tokens` tokens.
+    """Return the FLOPs of Muon's matrix products in a step, relative to the FLOPs of the model for `tokens` tokens.
 
     A matrix with m rows and n >= m columns takes five iterations, each with two products of 2 m^2 n FLOPs and one of
     2 m^3 FLOPs.

@@ -212,7 +212,7 @@ def cpu_threads(threads: int | None) -> Iterator[None]:
 
 
 def several(values: str | Path | Iterable[str | Path] | None) -> list[str]:
-    """Return paths or names as a list of strings. A single string becomes a list of one; None becomes an empty list."""
+    """Return paths or names as a list of strings: one element for a single string, and no elements for None."""
     return [str(values)] if isinstance(values, str | Path) else [str(value) for value in values or ()]
 
 

@@ -103,7 +103,7 @@ def resolve(  # noqa: PLR0913  # ablations pass all of them
 
 
 def _length_limit(data: Prepared, parent: TrainedModel | None, reasons: list[str]) -> LengthLimit | None:
-    """Return the length limit of translations, given the training text and the parent run; None for other tasks."""
+    """Return the length limit of translations, given the training text and the parent run, or None for other tasks."""
     if data.objective.model != "sequence_to_sequence":
         return None
     limit = length_limit.of_tables(data.train)

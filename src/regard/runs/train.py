@@ -280,10 +280,10 @@ def _fit(
 
 
 def _change_on_parent(start: str, run: TrainedModel, options: TrainingOptions) -> dict[str, Any] | None:
-    """Return {"parent": path, "before": metrics, "after": metrics} on the validation text of the parent run.
+    """Evaluate the parent model and the fine-tuned model on the validation text of the parent run.
 
-    The metrics are measured before and after fine-tuning. The result is None if the parent cannot be loaded or memory
-    runs out.
+    Return {"parent": path, "before": metrics, "after": metrics}, or None if the parent cannot be loaded or memory runs
+    out.
     """
     try:
         parent = load(start, options.device, trust_code=options.trust_code, plain=options.plain)

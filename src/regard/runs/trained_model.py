@@ -150,7 +150,7 @@ class TrainedModel:
     def translations(
         self, texts: str | Iterable[str], *, n_best: int | None = None, **options: Unpack[TranslationOptions]
     ) -> list[Output] | Iterator[list[Output]]:
-        """Return the n best translations of a text, with scores; for several texts, an iterator of such lists.
+        """Return the n best translations of a text, with scores. For several texts, yield one such list per text.
 
         If `engine` is a name, each call loads the engine again. To load it only once, pass the result of `self.engine`.
         """
@@ -170,7 +170,7 @@ class TrainedModel:
     def generate(
         self, prompts: str | Iterable[str], *, n_best: int | None = None, **options: Unpack[DecodingOptions]
     ) -> list[Output] | list[list[Output]]:
-        """Return the n best continuations of a prompt, or a list of these for each of several prompts.
+        """Return the n best continuations of a prompt; for several prompts, return one such list per prompt.
 
         The options are those of `regard generate`. Without `max_len`, a continuation has at most 200 tokens, or fewer
         if the model has fewer positions.

@@ -1,4 +1,4 @@
-"""Time budget of training: during training, estimate the number of steps that fit into the remaining time."""
+"""Time budget of training: estimate how many training steps fit into the remaining time."""
 
 import time
 from collections import deque
@@ -10,7 +10,7 @@ FIRST = 0.1  # largest time before the first validation, as a share of the time 
 
 
 class Budget:
-    """The time budget of training, and an estimate of the number of steps that fit into it.
+    """The time budget of training, and an estimate of the number of steps that fit into the budget.
 
     The budget is wall-clock time, including the time for reading text, validation and saving, and including earlier
     sessions if training is resumed. Random numbers depend only on the step, and checkpoints store the number of steps.

@@ -56,7 +56,7 @@ class Checkpoint:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointPolicy:
-    """Settings for when checkpoints are written during training."""
+    """Settings that determine when checkpoints are written."""
 
     min_seconds: float = 0.0  # minimum time between two checkpoints; a checkpoint that is due sooner is skipped
     final: bool = True  # True: write a checkpoint at the last step, and the final weights

@@ -64,7 +64,7 @@ class StepResult(NamedTuple):
 
 @dataclass(frozen=True)
 class Update:
-    """A training step as a function of the batches and `StepScalars`: it updates the weights once."""
+    """A training step: a function of the batches and `StepScalars` that updates the weights once."""
 
     model: Model
     loss: Callable[[Batch], Loss]
@@ -168,7 +168,7 @@ def pinned(numbers: Sequence[float | Tensor]) -> Tensor:
 
 
 class Compiled(StepExecutor):
-    """Compiles the loss with torch.compile; if that fails, emits an event and runs all further steps eagerly."""
+    """Compiles the loss with torch.compile. If compiling fails, emits an event and runs all further steps eagerly."""
 
     def __init__(self, update: Update, one_shape: bool, emit: Emit) -> None:
         """If `one_shape` is true, only batches of the most common shape run compiled; others run eagerly."""
@@ -198,7 +198,7 @@ class CommonShape:
         self.batches: Sequence[Batch] | None = None
 
     def fits(self, batches: Sequence[Batch]) -> bool:
-        """Return whether the batches have the most common shape; False until that shape is known."""
+        """Return whether the batches have the most common shape. Before it is known, return False."""
         if self.batches is not None:
             return same_shapes(batches, self.batches)
         self.batches = next((earlier for earlier in self.recent if same_shapes(batches, earlier)), None)
@@ -285,7 +285,7 @@ class Captured(StepExecutor):
 
 
 class Quickest(StepExecutor):
-    """Runs steps as a CUDA graph, and later compiles them if that saves time; falls back to a slower way on failure.
+    """Runs steps as a CUDA graph, and compiles them later if compiling saves time. On failure, steps run more slowly.
 
     Compiling takes up to a minute, so it must save more than that over all remaining steps.
     """
@@ -352,7 +352,7 @@ def same_shapes(batches: Sequence[Batch], others: Sequence[Batch]) -> bool:
 
 
 def capture_obstacle(update: Update, one_shape: bool) -> str | None:
-    """Return why training steps cannot be captured as a CUDA graph; None if no obstacle is known."""
+    """Return why training steps cannot be captured as a CUDA graph, or None if no obstacle is known."""
     if not one_shape:
         return "the batches have many shapes (data.batching)"
     if update.scaler.is_enabled():
@@ -365,7 +365,7 @@ def capture_obstacle(update: Update, one_shape: bool) -> str | None:
 def choose_executor(
     update: Update, one_shape: bool, compiles: bool | None, time_left: TimeLeft, emit: Emit
 ) -> StepExecutor:
-    """Return the fastest step executor. `compiles` is the setting `train.compile`; None compiles if that saves time."""
+    """Return the fastest step executor. `compiles` is the setting `train.compile`; None compiles if it saves time."""
     if update.device.type == "cuda":
         why = capture_obstacle(update, one_shape)
         if why is None:
@@ -405,7 +405,7 @@ class MemoryShortage:
         return used + requested
 
     def _total(self) -> float:
-        """Return the total memory of the device in bytes; 0 if unknown."""
+        """Return the total memory of the device in bytes, or 0 if it is unknown."""
         if self.device.type == "cuda":
             return float(torch.cuda.get_device_properties(self.device).total_memory)
         if self.device.type == "cpu" and hasattr(os, "sysconf"):

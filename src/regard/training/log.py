@@ -42,7 +42,7 @@ class Log:
 
 
 def _step_of(line: str) -> int | float:
-    """Return the training step of a line in log.jsonl; infinity if the line is incomplete or not an event."""
+    """Return the training step of a line in log.jsonl, or infinity if the line is incomplete or not an event."""
     with suppress(ValueError, TypeError, KeyError, RecursionError):
         if line.endswith("\n") and isinstance(step := json.loads(line)["step"], int):
             return step
@@ -116,7 +116,7 @@ def environment(device: torch.device) -> dict[str, Any]:
 
 
 def version(package: str) -> str | None:
-    """Return the installed version of a package; None if it is not installed."""
+    """Return the installed version of a package, or None if it is not installed."""
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:  # the package is on the import path without being installed

@@ -41,6 +41,6 @@ def order(scores: Mapping[int, Metrics], criterion: Criterion, reached: Metrics)
 
 
 def cost(metrics: Metrics, criterion: Criterion) -> float:
-    """Return the value of a metric as a cost to minimise; infinity if the metric is missing or NaN."""
+    """Return the value of a metric as a cost to minimise, or infinity if the metric is missing or NaN."""
     value = metrics.get(criterion.name, math.nan)
     return math.inf if math.isnan(value) else -value if criterion.higher_is_better else value

@@ -92,7 +92,7 @@ class Cosine(Schedule):
 
 @dataclass(frozen=True, slots=True)
 class WarmupStableDecay(Schedule):
-    """Linear warm-up, constant, then linear decay to `floor` times the peak (Hu et al. 2024).
+    """Linear warm-up, then the peak learning rate, then linear decay to `floor` times the peak (Hu et al. 2024).
 
     `decay` is the share of the steps in which the learning rate decays.
     """

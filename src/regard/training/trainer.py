@@ -1,4 +1,4 @@
-"""The trainer: steps, validation, checkpoints and early stopping; training resumes exactly where it stopped.
+"""The trainer runs training steps, validation and early stopping, and writes checkpoints. Training resumes exactly.
 
 The random numbers of a step depend only on the seed and the step. The batches depend only on the seed, the epoch and
 the position in the epoch. So checkpoints do not store the state of a random number generator, and neither validation
@@ -119,12 +119,13 @@ class Trainer:
         plain: bool = False,
         checkpoints: CheckpointPolicy = CheckpointPolicy(),
     ) -> None:
-        """`measure` returns the validation metrics of a model, including `criterion`; None: there is no validation.
+        """`measure(model)` returns the validation metrics, including `criterion`. If it is None, nothing is validated.
 
         `flops_per_token` is the number of FLOPs of a forward pass per label; the logged MFU is computed from it.
-        `began` is the `time.monotonic()` at which a time budget starts. If `trained` is true, the weights are already
-        trained: they are validated before the first step, and used if no step improves them. If `plain` is true,
-        training does not use the kernels of `regard.fast`, compilation or CUDA graphs.
+        `began` is the `time.monotonic()` at which a time budget starts. If `trained` is true, the initial weights are
+        already trained. They are validated before the first step, and they become the final weights if no later
+        checkpoint is better. If `plain` is true, training does not use the kernels of `regard.fast`, compilation or
+        CUDA graphs.
         """
         assert spec.steps, "resolved before training"
         self.model, self.spec, self.loader, self.folder = model, spec, loader, folder

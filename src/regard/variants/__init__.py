@@ -36,7 +36,7 @@ EXAMPLES = ("transformer_small", "gpt2_small", "bert_base", "t5_base")
 
 
 def variant(name: str, trust_code: bool = False, path: str = "variants") -> Variant:
-    """Return the variant `name`. `module:function` names your own function from a model spec to a model spec."""
+    """Return the variant `name`. A name `module:function` refers to your own function that edits a model spec."""
     if ":" not in name:
         if name not in VARIANTS:
             raise SpecError(path, f"unknown variant {name!r}; {nearest(name, VARIANTS)}")
