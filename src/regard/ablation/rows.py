@@ -80,7 +80,8 @@ class RowBuilder:
     def rows(self, names: list[str], named: set[str]) -> list[Row]:
         """Return one row per modification.
 
-        If a modification does not apply, its row is marked as left out, or if it is in `named`, an error is raised.
+        If a modification does not apply, its row is marked as left out. If `named` contains the modification, an error
+        is raised instead.
         """
         rows = []
         for name in names:

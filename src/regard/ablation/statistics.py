@@ -176,7 +176,7 @@ class Rule:
         return not steady or left <= self.confirms
 
     def p_value(self, row: Estimate, left: int) -> float:
-        """Return the p-value of a model when `left` models remain to be tested. It never decreases with `left`."""
+        """Return the p-value of a model when `left` models remain to be tested. A larger `left` never reduces it."""
         own = row.own.p_value(row.effect)
         if self.alone(row.steady, left):
             return min(1.0, left * own)

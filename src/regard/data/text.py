@@ -398,7 +398,7 @@ def _objects(path: str) -> Iterator[tuple[dict[str, Any], str]]:
 
 
 def _field(record: dict[str, Any], key: str, where: str) -> str:
-    """Return a string field of a JSON object. `key` is its name, or names joined by dots for nested objects."""
+    """Return a string field of a JSON object. `key` is the field name, or names of nested fields joined by dots."""
     value: Any = record
     for name in (key,) if key in record else key.split("."):
         if not isinstance(value, Mapping) or name not in value:

@@ -108,7 +108,7 @@ class Tokenizer:
 
     @classmethod
     def from_json(cls, text: str, name: str = "the tokenizer") -> "Tokenizer":
-        """Return the tokenizer from JSON text that `to_json` returned. `name` is the tokenizer's name in errors."""
+        """Return the tokenizer that `to_json` converted to `text`. Error messages contain `name`."""
         document = _parse(text, name)
         note = document["model"].pop("regard", None)
         if note is None:
@@ -559,9 +559,8 @@ def _visible(text: str) -> str:
 def _load_guarded(document: Document, unknown: int | None) -> tuple[tokenizers.Tokenizer, dict[int, str]]:
     """Return (the library's tokenizer, {id: control token}). In this tokenizer, no text encodes to a control token.
 
-    The option `encode_special_tokens` is not enough: a Unigram model has "</s>" in its vocabulary, and would match it
-    in a text.
-    Control tokens therefore get random names in memory. The file is unchanged.
+    The option `encode_special_tokens` is not enough, because a Unigram model has "</s>" in its vocabulary and would
+    match it in a text. Control tokens therefore get random names in memory. The file is unchanged.
     """
     special = [token for token in document["added_tokens"] if token["special"] and token["id"] != unknown]
     secret = secrets.token_hex(16)

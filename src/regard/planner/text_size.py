@@ -24,7 +24,7 @@ class TextSize:
 
 
 def text_size(objective: Objective, survey: Survey, batching: Batching) -> TextSize:
-    """Return the size of a text from the counts in `survey`. In continuous text, an example is one window."""
+    """Return the size of a text from the counts in `survey`. In a stream of text, an example is one window."""
     columns = {name: survey.ids[name] for name in objective.measured}
     if objective.stream:
         window, tokens = getattr(batching, "length", 256), columns["target"]

@@ -101,7 +101,7 @@ class RunFolder:
         return sorted(step for step in {int(number[1]) for number in numbers if number} if path_of(step).exists())
 
     def save(self, step: int, weights: Tensors, trainer: Tensors, state: Mapping[str, Any]) -> None:
-        """Write a checkpoint atomically: write all files to a temporary folder, then rename them, JSON last."""
+        """Write a checkpoint atomically: write all files to a temporary folder, then rename them, the JSON last."""
         with self._temporary_folder() as folder:
             write_tensors(folder / "weights", weights)
             write_tensors(folder / "trainer", trainer)

@@ -1,9 +1,9 @@
 """Step executors: run a training step eagerly, compiled, or as one CUDA graph, with the same numerical result.
 
 The speed of a small model in eager mode is limited by kernel launches: a step of a few hundred kernels takes as long as
-the host needs to launch them. Captured as a CUDA graph, the whole step (losses, gradients, clipping, optimizer, moving
-average) is one launch. A graph requires that all batches have one shape, and that every scalar that changes from step
-to step is in a tensor.
+the host needs to launch them. If a step is captured as a CUDA graph, the whole step (losses, gradients, clipping,
+optimizer, moving average) is one launch. A graph requires that all batches have one shape, and that every scalar that
+changes from step to step is in a tensor.
 """
 
 import os
