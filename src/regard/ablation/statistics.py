@@ -279,7 +279,7 @@ def _chi_nodes(freedom: float, nodes: int = NODES) -> tuple[np.ndarray, np.ndarr
 
 
 def estimate(base: Runs, rows: Mapping[str, Runs]) -> tuple[dict[str, Estimate], Spread]:
-    """Return (estimated effects by name, spread over seeds). The base must have all seeds of the rows."""
+    """Return (estimated effects by name, spread over seeds). The rows must have equal seeds."""
     fits, spread = fitted(base, rows)
     return _estimates(fits), spread
 
