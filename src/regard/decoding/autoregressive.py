@@ -49,7 +49,7 @@ class AutoregressiveLoop:
     eos_at_limit: bool = True  # a path of the maximum length may still end with eos
 
     def steps(self, job: Job) -> Iterator[list[PathStep]]:
-        """Decode a batch. After each step, yield one `PathStep` for every output that was unfinished before."""
+        """Decode a batch. After each step, yield one `PathStep` for every output that was unfinished before it."""
         if any(rules.required for rules in job.rules):
             raise SpecError("rules.required", "required words need a beam search; set beam_size to 2 or more")
         paths = [[Path(row, number, sample) for sample in range(self.paths)] for row, number in enumerate(job.rows)]
@@ -76,7 +76,7 @@ class AutoregressiveLoop:
         return steps
 
     def take(self, path: Path, pick: tuple[int, float] | None, run: BatchDecoding) -> PathStep:
-        """Append a token to an output, or end the output. `pick` is (token, log p), None if all tokens are banned."""
+        """Append a token to an output, or end the output. `pick` is (token, log p), or None if no token is allowed."""
         most = run.job.most[path.row]
         if pick is None or (len(path.ids) == most and pick[0] != run.job.ends.eos):
             return PathStep(path, None, self.finish(path, False))

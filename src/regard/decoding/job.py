@@ -154,7 +154,7 @@ class BatchDecoding:
     def short(self) -> list[int]:
         """Return the indices of unfinished prompts (or sources) that are shorter than the longest one of the job.
 
-        In a batch without the longest one, more positions are left for their outputs.
+        In a batch of their own, they have more positions left for their outputs.
         """
         longest = max(self.job.lengths)
         return [source for source in self.running if self.job.lengths[source] < longest]

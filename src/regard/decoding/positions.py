@@ -9,7 +9,7 @@ from regard.tree import leaves
 
 @dataclass(frozen=True, slots=True)
 class Positions:
-    """The number of positions that all models of an ensemble have. If `count` is None, there is no limit."""
+    """The number of positions available in every model of an ensemble. If `count` is None, there is no limit."""
 
     count: int | None
     source_first: bool = False  # True: the sequence begins with the source, which takes up positions

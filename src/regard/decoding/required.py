@@ -13,7 +13,7 @@ class Progress(NamedTuple):
     """The part of the required sequences that an output contains so far (a state of `Required`)."""
 
     met: frozenset[int]  # the indices of the required sequences that the output contains
-    tail: Ids  # the longest beginning of a required sequence with which the output ends
+    tail: Ids  # the longest suffix of the output that is a prefix of a required sequence
 
 
 class Required:

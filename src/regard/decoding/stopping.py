@@ -1,4 +1,4 @@
-"""Stopping rules for beam search: those of regard, and exact copies of those in CTranslate2 and transformers."""
+"""Stopping rules for beam search: regard's own rules, and the exact rules of CTranslate2 and transformers."""
 
 from abc import abstractmethod
 from dataclasses import dataclass, field
@@ -93,8 +93,9 @@ class CTranslate2(Stopping):
     If scores are plain log-probabilities (length_penalty 0), stop when `n_best` hypotheses have ended and one of them
     was the best candidate in its step. As in the library, eos counts towards max_decoding_length (here: `max_len`).
 
-    Differs from the library, which renormalises probabilities after excluding eos before min_decoding_length (default
-    1) and after excluding suppressed sequences. For a comparison, call the library with min_decoding_length=0.
+    Differs from the library: when the library excludes tokens, it renormalises the probabilities. It excludes eos from
+    outputs shorter than min_decoding_length (default 1), and suppressed sequences. For a comparison, call the library
+    with min_decoding_length=0.
     """
 
     eos_at_limit, strict = False, False

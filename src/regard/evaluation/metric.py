@@ -82,7 +82,7 @@ class Metric(ABC):
         return Score(float(self.value(total)), self.signature(reference_lists(references)), self.full_title)
 
     def signature(self, references: int, **bootstrap: int) -> str:  # noqa: ARG002
-        """Return the signature: the settings of the metric, the number of reference lists, and the `bootstrap`."""
+        """Return the signature: the settings of the metric and of the bootstrap, and the number of reference lists."""
         return ""
 
     def with_tokenizer(self, tokenize: str) -> "Metric":  # noqa: ARG002

@@ -78,8 +78,8 @@ class KneserNey:
     def _keys(self, shorter: np.ndarray, tokens: np.ndarray) -> np.ndarray:
         """Return, for each token, an integer key of the n-gram that ends with the token.
 
-        `shorter` has the number of the (n - 1)-gram that ends with each token, or -1 if this (n - 1)-gram is not in the
-        training text. The key is -1 if the (n - 1)-gram before the token is not in the training text.
+        `shorter` contains the index of the (n - 1)-gram that ends with each token, or -1 if the (n - 1)-gram is not in
+        the training text. The key is -1 if the (n - 1)-gram before the token is not in the training text.
         """
         context = np.roll(shorter, 1)
         return np.where(context < 0, -1, context * (self.vocabulary + 1) + tokens)
@@ -92,10 +92,10 @@ def _order(keys: np.ndarray, counts: np.ndarray, contexts: np.ndarray, size: int
 
 
 def discounts(counts: np.ndarray) -> np.ndarray:
-    """Return the discounts of n-grams that are counted 0, 1, 2, and at least 3 times.
+    """Return the discounts for n-grams with a count of 0, 1, 2, and at least 3.
 
-    D_i = i - (i + 1) Y n_{i+1} / n_i with Y = n_1 / (n_1 + 2 n_2), where n_i is how many entries of `counts`
-    equal i (Chen and Goodman, 1999).
+    D_i = i - (i + 1) Y n_{i+1} / n_i with Y = n_1 / (n_1 + 2 n_2), where n_i is the number of entries of `counts`
+    that equal i (Chen and Goodman, 1999).
     """
     n = [float((counts == i).sum()) for i in range(5)]
     if not all(n[1:4]):

@@ -1,8 +1,8 @@
 """The `ctranslate2` engine, which runs exported models in CTranslate2.
 
-The engine returns what `Beam(stopping="ctranslate2")` returns for the same weights, but without the log-probabilities
-of tokens. A search that CTranslate2 cannot perform exactly raises an error. Each worker has one thread
-(`intra_threads=1`): in our measurements, a worker with two threads was 2.5 to 5 times slower.
+The engine returns the same hypotheses as `Beam(stopping="ctranslate2")`, but without the log-probabilities of tokens. A
+search that CTranslate2 cannot perform exactly raises an error. Each worker has one thread (`intra_threads=1`): in our
+measurements, a worker with two threads was 2.5 to 5 times slower.
 """
 
 import os

@@ -99,7 +99,7 @@ class Trained:
         )  # type: ignore[reportReturnType]
 
     def identity(self, stored: str) -> dict[str, Any]:
-        """Return what an export depends on, such as a digest of the weights. An export with other values is stale."""
+        """Return the values on which an export depends, such as a digest of the weights. A change makes it stale."""
         record = json.dumps(to_record(self.model.spec), sort_keys=True)
         return {
             "format": FORMAT,

@@ -378,9 +378,10 @@ def score(
     batch_size: int = 32,
     first: int = 0,
 ) -> list[TextScore]:
-    """Return the log-probabilities of the tokens to score in every input. A first token without context is not scored.
+    """Return the log-probabilities of the tokens to score in every input.
 
-    `first` is the index of the first of `rows` in the whole input, for error messages.
+    A first token without a source or earlier tokens is not scored. `first` is the index of the first of `rows` in the
+    whole input, for error messages.
     """
     results = {i: TextScore(0.0, (), 0) for i, row in enumerate(rows)}
     scored = [i for i, row in enumerate(rows) if row.scored and len(row.given) + len(row.scored) > 1]
