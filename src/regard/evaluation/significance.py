@@ -171,7 +171,7 @@ def proportion_error(right: int, lines: int) -> float:
 def compare_lines(
     first: Sequence[float | int], second: Sequence[float | int], name: str, resamples: int = RESAMPLES, seed: int = SEED
 ) -> Comparison:
-    """Compare two outputs by the paired bootstrap, given one score per line, such as an F-score, or 1 and 0.
+    """Compare two outputs by the paired bootstrap, given a score for each line, such as an F-score or True if right.
 
     The corpus score is 100 times the mean of the scores. To compare two classifiers, pass the scores
     `[p == y for p, y in zip(predictions, labels)]` of each classifier, and the name "accuracy".
