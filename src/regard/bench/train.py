@@ -1,4 +1,4 @@
-"""The training benchmark: target tokens per second, without padding, through forward, backward, clipping and update."""
+"""The training benchmark: target tokens (without padding) per second, in training steps with gradient clipping."""
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext

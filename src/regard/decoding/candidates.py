@@ -1,7 +1,7 @@
 """Rank the candidates for the next token in beam search on the GPU, without a transfer to the CPU.
 
 Candidates are ordered as in `regard.decoding.rank`, but by a single number, where higher is better. For k beams and a
-vocabulary of V tokens, it is round(score / 1e-5) * (k V) - (token * k + beam). This integer is exact in float64
+vocabulary of V tokens, the number is round(score / 1e-5) * (k V) - (token * k + beam). This integer is exact in float64
 for log-probabilities above -9e10 / (k V), such as -360,000 for 5 beams and 50,000 tokens.
 """
 
@@ -48,11 +48,11 @@ class Candidates:
         self.examined = min(2 * k - 1, k * self.blocks)
 
     def ranks(self, total: Float[Tensor, "..."], ties: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
-        """Return the rank of every candidate; higher is better. A total of nan ranks highest, and NEVER lowest."""
+        """Return the rank of every candidate; higher is better. A total of nan ranks highest, a total of NEVER lowest."""
         return torch.add(ties, (total / self.unit).round_(), alpha=self.beams * self.vocab)
 
     def ends(self, log_probs: Float[Tensor, "s k V"]) -> Float[Tensor, "s k"]:
-        """Return log p of eos for each beam; NEVER (-inf) if eos is in `never`."""
+        """Return log p of eos for each beam, or NEVER (-inf) if eos is in `never`."""
         last = log_probs[:, :, self.eos].to(torch.float64, copy=True)  # a copy: `onward` overwrites log_probs
         return torch.full_like(last, NEVER) if self.eos_banned else last
 

@@ -46,7 +46,7 @@ class Limits(Spec):
             raise SpecError("max_len", f"must be at least 1 and min_len ({self.min_len}), not {self.max_len}")
 
     def most(self, source: int | None, needed: int = 0) -> int:
-        """Return the maximum output length for a source of `source` tokens. It is None for a model without a source.
+        """Return the maximum output length for a source of `source` tokens (None for a model without a source).
 
         A maximum that is computed from the source length is at least `needed`.
         """

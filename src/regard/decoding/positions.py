@@ -15,7 +15,7 @@ class Positions:
     source_first: bool = False  # True: the sequence begins with the source, which takes up positions
 
     def left(self, read: int) -> int | None:
-        """Return the number of tokens that can be generated after `read` tokens; None if there is no limit."""
+        """Return the number of tokens that can be generated after `read` tokens, or None if there is no limit."""
         return None if self.count is None else self.count - read + 1  # the last generated token is not read
 
 

@@ -133,7 +133,7 @@ def block_width(V: int) -> int:
 
 
 def all_ranked(log_probs: Float[Tensor, "k V"], totals: Sequence[float], count: int) -> list[Candidate]:
-    """Rank all tokens of all beams: return the `count` best candidates for one source, and all ties with the last."""
+    """Rank all tokens of all beams of a source. Return the `count` best candidates, and all that tie with the last."""
     wide = log_probs.double()
     steps = (wide + torch.tensor(totals, dtype=torch.float64, device=wide.device)[:, None]).div_(TIE).round_()
     enough = steps.flatten().topk(min(count, steps.numel())).values[-1]

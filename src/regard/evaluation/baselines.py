@@ -103,7 +103,7 @@ def _translation(data: Prepared, train: TrainSpec, criterion: Metric) -> list[Ba
 
 
 def _most_frequent(data: Prepared) -> tuple[str, float]:
-    """Return (target, share): the most frequent (or first) training target, and the share of the text counted."""
+    """Return (target, share): the most frequent training target, and the share of the text that was counted."""
     targets, _, share = _rows([table["target"] for table in data.train], TARGET_TOKENS)
     raw, ends = np.asarray(targets.ids).astype("<u4").tobytes(), (4 * targets.offsets).tolist()
     ((ids, _),) = Counter(raw[first:last] for first, last in pairwise(ends)).most_common(1)
@@ -226,5 +226,5 @@ def sentence(baselines: Sequence[Baseline], criterion: str) -> str:
 
 
 def _metric(baseline: Baseline, criterion: str) -> str:
-    """Return the metric by which a baseline is compared: `criterion` if measured, else the first of `PREFERRED`."""
+    """Return the metric by which a baseline is compared: `criterion` if measured, else one of `PREFERRED`."""
     return criterion if criterion in baseline.metrics else next(n for n in PREFERRED if n in baseline.metrics)

@@ -110,7 +110,7 @@ def reference_lists(references: Sequence[Any]) -> int:
 
 
 def reference_streams(outputs: Sequence[str], references: References) -> list[list[str]]:
-    """Return the references as a list of reference lists; raise DataError if one is not as long as `outputs`."""
+    """Return the references as a list of reference lists; raise DataError if a list is not as long as `outputs`."""
     if isinstance(outputs, str) or isinstance(references, str):
         raise DataError("hypotheses and references are lists of lines, not one text; split it into lines")
     single = not references or isinstance(references[0], str)

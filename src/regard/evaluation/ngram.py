@@ -24,7 +24,7 @@ class KneserNey:
 
     p_n(w | h) = (c(hw) - D(c(hw))) / c(h .)  +  [sum_v D(c(hv)) / c(h .)]  p_{n-1}(w | h'),      p_0 = 1 / vocabulary,
 
-    where w is a token, h the n - 1 tokens before it, h' is h without the first token, and c(h .) = sum_v c(hv). If h
+    where w is a token, h are the n - 1 tokens before w, h' is h without its first token, and c(h .) = sum_v c(hv). If h
     does not occur, p_n = p_{n-1}. At the highest order, c counts occurrences. At lower orders, c counts the distinct
     tokens that precede an n-gram. The discount D has three values: for a count of 1, of 2, and of 3 or more. As in the
     language models of this package, the first token of a text is not predicted. Padding precedes the first token.
@@ -67,7 +67,7 @@ class KneserNey:
         return np.log(p)
 
     def _laid(self, rows: Column) -> tuple[np.ndarray, np.ndarray]:
-        """Return (tokens, predicted): all tokens, with padding before every text, and indices of the predicted ones."""
+        """Return (tokens, predicted): all tokens with padding before every text; the indices of predicted tokens."""
         padded = rows.between((self.vocabulary,) * (self.order - 1), ())
         tokens = np.asarray(padded.ids).astype(np.int64)
         first = np.zeros(len(tokens), np.bool_)  # the padding and the first token of each row

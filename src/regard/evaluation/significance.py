@@ -171,10 +171,10 @@ def proportion_error(right: int, lines: int) -> float:
 def compare_lines(
     first: Sequence[float | int], second: Sequence[float | int], name: str, resamples: int = RESAMPLES, seed: int = SEED
 ) -> Comparison:
-    """Compare two outputs by the paired bootstrap, given a score for each line, such as an F-score or True if right.
+    """Compare two outputs by the paired bootstrap, given one score per line, such as an F-score.
 
-    The corpus score is 100 times the mean of the scores. To compare two classifiers, pass the scores
-    `[p == y for p, y in zip(predictions, labels)]` of each classifier, and the name "accuracy".
+    The corpus score is 100 times the mean of the scores. To compare two classifiers, pass
+    `[p == y for p, y in zip(predictions, labels)]` as the scores of each classifier, and the name "accuracy".
     """
     if len(first) != len(second):
         raise DataError(f"{name}: {len(first)} lines in the first output and {len(second)} in the second")

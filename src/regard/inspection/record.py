@@ -55,13 +55,13 @@ def hidden_states(model: Model, batch: Batch) -> dict[str, list[Float[Tensor, "B
 
 
 def _record_stack(stack: Stack, side: str, states: dict[str, list[Tensor]]) -> Iterator[Any]:
-    """Store the hidden states between the blocks of a stack in `states[side]`, and yield the hooks, to remove later."""
+    """Register and yield hooks that store the hidden states between the blocks of a stack in `states[side]`."""
     yield stack.register_forward_pre_hook(lambda _, args, kwargs: (args, kwargs | {"keep": True}), with_kwargs=True)
     yield stack.register_forward_hook(lambda _, __, out: states.update({side: list(out.layers)}))
 
 
 def _record_layers(layers: nn.ModuleList, side: str, states: dict[str, list[Tensor]]) -> Iterator[Any]:
-    """Store the first layer's input and all layer outputs in `states[side]`, and yield the hooks, to remove later."""
+    """Register and yield hooks that store the input of the first layer and all layer outputs in `states[side]`."""
     recorded: list[list[Tensor]] = [[] for _ in range(len(layers) + 1)]
 
     def record(layer: int, x: Any) -> None:
