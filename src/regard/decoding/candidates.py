@@ -48,7 +48,7 @@ class Candidates:
         self.examined = min(2 * k - 1, k * self.blocks)
 
     def ranks(self, total: Float[Tensor, "..."], ties: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
-        """Return the rank of every candidate; higher is better. A total of nan ranks highest, a total of NEVER lowest."""
+        """Return the rank of every candidate, where higher is better. The total nan ranks highest, and NEVER lowest."""
         return torch.add(ties, (total / self.unit).round_(), alpha=self.beams * self.vocab)
 
     def ends(self, log_probs: Float[Tensor, "s k V"]) -> Float[Tensor, "s k"]:

@@ -10,7 +10,7 @@ from regard.decoding.ensemble import Decodings
 
 
 class Coverage:
-    """Attention weights of source tokens, summed over the output tokens of each beam. If `weight` is 0, nothing is stored."""
+    """Attention to each source token, summed over the output tokens of a beam. If `weight` is 0, nothing is stored."""
 
     def __init__(self, weight: float, rows: int) -> None:
         self.weight = weight

@@ -13,7 +13,7 @@ FALLBACK = (0.0, 0.5, 1.0, 1.5)  # discounts for a text that is too small or too
 class _Order:
     """Discounted counts of the n-grams of one order n, and total counts of their contexts (the first n - 1 tokens)."""
 
-    keys: np.ndarray  # (n-grams,) sorted: number of the context x (vocabulary + 1) + last token
+    keys: np.ndarray  # (n-grams,) sorted: index of the context x (vocabulary + 1) + last token
     discounted: np.ndarray  # (n-grams,) c(hw) - D(c(hw))
     total: np.ndarray  # (contexts,) c(h .) = sum_w c(hw), over all next tokens w
     backoff: np.ndarray  # (contexts,) sum_w D(c(hw)) / c(h .): the weight of the lower order
@@ -34,7 +34,7 @@ class KneserNey:
         self.vocabulary, self.order = vocabulary, order
         self._orders: list[_Order] = []
         tokens, predicted = self._laid(rows)
-        grams = [np.zeros(len(tokens), np.int64)]  # grams[n][i]: the number of the n-gram that ends at token i
+        grams = [np.zeros(len(tokens), np.int64)]  # grams[n][i]: the index of the n-gram that ends at token i
         keys = []
         for _ in range(order):
             distinct, numbers = np.unique(self._keys(grams[-1], tokens), return_inverse=True)

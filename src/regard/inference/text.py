@@ -89,7 +89,7 @@ class Texts:
     warn: Warn = field(default=lambda _: None)
     engine: Engine | None = None  # computes translations; None: the native engine
     begin: tuple[int, ...] = ()  # tokens read before every prompt; (): an empty prompt becomes a line feed
-    length_limit: LengthLimit | None = None  # for translations, fitted to the training text; None: as in `Limits`
+    length_limit: LengthLimit | None = None  # fitted to the training text; None: the default of `Limits`
 
     def translate(
         self,
