@@ -143,7 +143,7 @@ SLOTS: dict[type[Spec], tuple[type[Spec], ...]] = {
     Norm: (LayerNorm, NoNorm, PartialRMSNorm, RMSNorm, ScaleNorm),
     Position: (ALiBi, DistanceBias, Injected, Rotary, Shaw, T5Bias),
     AtHeads: (AtHeads,),
-    AttentionPattern: (Window, DilatedWindow, Blocks, GlobalTokens, Sinks, BigBird, CausalBigBird, AnyOf, KeepPrefix),
+    AttentionPattern: (AnyOf, BigBird, Blocks, CausalBigBird, DilatedWindow, GlobalTokens, KeepPrefix, Sinks, Window),
     Bridge: (Last, Transparent, TransparentNormed),
     HeadSpec: (AdaptiveSoftmax, MixtureOfSoftmaxes, Softmax),
     Linear: (Dense, FixupLinear, WeightNorm),

@@ -11,6 +11,7 @@ from regard.nn.branches.self_attention import SelfAttention
 from regard.nn.core import Branch, Site
 from regard.nn.mask import Context, Mask, View
 from regard.nn.position.additive import Injected
+from regard.nn.position.base import position_bias
 from regard.nn.position.bias import ALiBi, T5Bias
 from regard.nn.position.rotary import Rotary
 from regard.nn.position.shaw import Shaw
@@ -106,7 +107,7 @@ def test_stack_bias_reaches_the_scores(site: MakeSite, naive: Naive) -> None:
     view = View(Mask(causal=True), T, T, CPU)
     view = view.with_terms(T5Bias(8, 9).build(site())(view))
     assert view.terms is not None
-    expected = by_hand(branch, SelfAttention(), x, view.mask, naive, view.terms.bias)
+    expected = by_hand(branch, SelfAttention(), x, view.mask, naive, position_bias(view))
     torch.testing.assert_close(branch(x, Context(view)), expected, rtol=0, atol=1e-12)
 
 
@@ -114,7 +115,7 @@ def test_the_position_of_the_layer_replaces_that_of_the_stack(site: MakeSite, na
     spec = SelfAttention(position=ALiBi())
     branch, x = branch_of(spec, site(position=T5Bias())), torch.randn(2, T, 12)
     view = View(Mask(causal=True), T, T, CPU)
-    bias = ALiBi().build(site())(view).bias
+    bias = position_bias(view.with_terms(ALiBi().build(site())(view)))
     with_stack_bias = view.with_terms(T5Bias(8, 9).build(site())(view))
     expected = by_hand(branch, SelfAttention(), x, view.mask, naive, bias)
     torch.testing.assert_close(branch(x, Context(with_stack_bias)), expected, rtol=0, atol=1e-12)

@@ -17,7 +17,7 @@ from regard.nn.checks import MOST_BLOCKS
 from regard.nn.core import Site
 from regard.nn.mask import Mask, View
 from regard.nn.pattern import Window
-from regard.nn.position.base import AtHeads
+from regard.nn.position.base import AtHeads, position_bias
 from regard.nn.position.bias import ALiBi, T5Bias
 from regard.nn.position.rotary import Rotary
 from regard.nn.stacks.base import StackSpec
@@ -46,8 +46,9 @@ def test_with_positions_adds_position_terms(site: Callable[..., Site]) -> None:
     module = ALiBi().build(site())
     prepared = View(Mask(causal=True, start=2), 1, 3, CPU).with_positions(module)
     assert prepared.terms is not None
-    assert prepared.terms.bias is not None
-    assert prepared.terms.bias.shape == (1, 3, 1, 3)
+    bias = position_bias(prepared)
+    assert bias is not None
+    assert bias.shape == (1, 3, 1, 3)
 
 
 def stack(kind: type[StackSpec], *branches: BranchSpec, **more: Any) -> StackSpec:
