@@ -16,7 +16,15 @@ from regard.nn.mask import Context
 from regard.nn.pattern import AttentionPattern
 from regard.nn.position.base import AtHeads, Position
 from regard.nn.precision import widen
-from regard.nn.stacks.base import Stack, StackOut, StackSpec, check_stack, shared_positions, stack_site
+from regard.nn.stacks.base import (
+    Stack,
+    StackOut,
+    StackSpec,
+    check_stack,
+    shared_modules,
+    shared_positions,
+    stack_site,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +114,7 @@ class UniversalStack(Stack):
         self.blocks = nn.ModuleList([spec.block.build(site.inside("block"))])
         self.steps = StepEmbeddings(spec.steps, site)
         self.position, self.positions = shared_positions(spec.position, spec.positions, site)
+        self.shared = shared_modules(spec, site)
         self.end = spec.block.rules()[-1].end(site.inside("block.residual"))
         self.first, self.last = spec.before, spec.before + spec.steps  # range of the recurrent steps
         self.calls = spec.blocks()
@@ -115,7 +124,7 @@ class UniversalStack(Stack):
         self, x: Float[Tensor, "B T D"], ctx: Context, state: list[Any] | None = None, keep: bool = False
     ) -> StackOut:
         view = ctx.own.with_mask(attention_pattern=self.attention_pattern, strict=self.strict)
-        ctx = replace(ctx, own=view.with_positions(self.position, self.positions))
+        ctx = replace(ctx, own=view.with_positions(self.position, self.positions), shared=self.shared)
         layers = [x] if keep else None
         for call in range(self.first):
             x = self.call(x, call, ctx, state)
