@@ -224,10 +224,9 @@ def _subjects() -> dict[str, ModelSpec]:
     subjects["wide bytenet"] = replace(tiny.bytenet(), kernel=5, dilations=(3,), stretch=2.5, extra=1)
     subjects["funnel"] = replace(tiny.encoder_decoder(), encoder=Funnel((BLOCK,), (1, 1, 1), T5Bias(8, 16)))
     for sharing in ("none", "heads", "key_value", "layers"):  # in encoders only: a Linformer cannot be causal
-        family, linformer = "encoder_decoder" if sharing == "layers" else "masked_lm", Linformer(max_len=16, rank=3)
-        model: Any = tiny.families()[family]
-        encoder = swap(model.encoder, SelfAttention, lambda _, branch=replace(linformer, sharing=sharing): branch)
-        subjects[f"linformer sharing {sharing}"] = replace(model, encoder=encoder)
+        model: Any = tiny.families()["encoder_decoder" if sharing == "layers" else "masked_lm"]
+        block = Block((Linformer(max_len=16, rank=3, sharing=sharing), FeedForward(24)))
+        subjects[f"linformer sharing {sharing}"] = replace(model, encoder=Plain((block,), 2))
     for name, part in PARTS_UNDER_LAW.items():
         if isinstance(part, CrossAttention):
             subjects[f"{name}: encoder_decoder"] = swap(tiny.encoder_decoder(), CrossAttention, lambda _, p=part: p)

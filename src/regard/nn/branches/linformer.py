@@ -31,11 +31,11 @@ class LengthProjection:
 
 @dataclass(frozen=True, slots=True)
 class Linformer(BranchSpec):
-    """Linformer (Wang et al. 2020): concat_h(softmax(scale q_h (E k_h)') F v_h) W_o, with E and F of `rank` x `max_len`.
+    """Linformer (Wang et al. 2020): self-attention concat_h(softmax(scale q_h (E k_h)') F v_h) W_o in linear time.
 
-    Row r of E k_h is a learned mixture of the keys at all positions, so that time and memory grow linearly with the
-    length T of the sequence, as T * rank. Keys and values of padding are set to zero before they are mixed. A sequence
-    of T < `max_len` tokens uses the first T columns of E and F; a longer one is refused.
+    E and F are learned matrices of `rank` x `max_len`, so every row of E k_h is a mixture of the keys at all positions.
+    Time and memory grow with the length T of a sequence as T * rank. Keys and values of padding are set to zero before
+    they are mixed. A sequence of T < `max_len` tokens uses the first T columns of E and F; a longer one is refused.
 
     `sharing` sets which matrices are equal: with "none", each key-value head of each layer has its own E and F; with
     "heads", the heads of a layer share them; with "key_value", E = F too; with "layers", all layers of the stack have
