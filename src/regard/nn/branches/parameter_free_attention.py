@@ -6,14 +6,15 @@ from jaxtyping import Float
 from torch import Tensor
 
 from regard.nn.attention import active, attend, merge_heads, split_heads
-from regard.nn.attention_heads import Scale, attention_weights, factor
+from regard.nn.attention_heads import Scale, attention_weights, check_pattern, factor
 from regard.nn.branches.base import BranchSpec
-from regard.nn.cache import KVCache, Rows
+from regard.nn.cache import Rows
 from regard.nn.checks import MOST_HEADS, check_count
 from regard.nn.core import Branch, Site, build_optional
 from regard.nn.mask import Context, View
 from regard.nn.pattern import AttentionPattern
 from regard.nn.position.base import Position, check_shared_sizes
+from regard.nn.ring_cache import Cache, kv_cache
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +40,7 @@ class ParameterFreeAttention(BranchSpec):
         D, H = site.d_model, self.heads
         site.require(D % H == 0, "heads", f"{H} heads do not divide d_model {D}; choose a divisor")
         own = site.inside("", heads=H, d_head=D // H, d_value=D // H)
+        check_pattern(self.attention_pattern, site)
         check_shared_sizes(self.position, site, own, H)
         return ParameterFreeAttentionModule(self, own)
 
@@ -53,12 +55,12 @@ class ParameterFreeAttentionModule(Branch):
         self.scale, self.dropout = factor(spec.scale, site.d_head), site.attention_dropout
         self.name, self.attention_pattern = f"{site.side}.self", spec.attention_pattern
 
-    def forward(self, x: Float[Tensor, "B T D"], ctx: Context, state: KVCache | None = None) -> Float[Tensor, "B T D"]:
+    def forward(self, x: Float[Tensor, "B T D"], ctx: Context, state: Cache | None = None) -> Float[Tensor, "B T D"]:
         view = self.view(ctx.own)
         v = split_heads(view.shift(x), self.heads)
         q = k = view.rotate(v)
         if state is not None:
-            k, v = state.append(k, v)
+            k, v, view = state.append(k, v, view)
         if ctx.trace is not None:
             ctx.trace.add(self.name, attention_weights(q, k, view, self.scale))
         y = self.attend(q, k, v, view, scale=self.scale, dropout=active(self.dropout, self.training))
@@ -72,5 +74,5 @@ class ParameterFreeAttentionModule(Branch):
             return stack.with_terms(self.position(stack))
         return stack.by_heads.get(self.heads, stack)
 
-    def start(self, rows: Rows, ctx: Context) -> KVCache:  # noqa: ARG002
-        return KVCache(rows)
+    def start(self, rows: Rows, ctx: Context) -> Cache:
+        return kv_cache(rows, self.view(ctx.own))

@@ -212,7 +212,8 @@ def test_layers_share_one_projection_that_is_stored_once() -> None:
     for block in copied.blocks:
         block.branches[0].branch.qkv.weight.data.mul_(2.0)
     torch.testing.assert_close(copied(x, context(Mask())).x, zero)
-    separate: Any = build(model(Linformer(max_len=MAX, rank=RANK, sharing="key_value"))).double().encoder.stack
+    own: Any = build(model(Linformer(max_len=MAX, rank=RANK, sharing="key_value"))).double()
+    separate = own.encoder.stack
     weights = {name: tensor for name, tensor in stack.state_dict().items() if "shared" not in name}
     weights |= {f"blocks.{i}.branches.0.branch.key_mixtures.weight": stack.shared["linformer"].weight for i in range(4)}
     separate.load_state_dict(weights)

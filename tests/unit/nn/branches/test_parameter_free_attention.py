@@ -17,6 +17,7 @@ from regard.nn.pattern import Window
 from regard.nn.position.additive import Injected
 from regard.nn.position.bias import ALiBi, T5Bias
 from regard.nn.position.rotary import Rotary
+from regard.nn.ring_cache import RingCache
 from regard.nn.trace import Trace
 
 MakeSite = Callable[..., Site]
@@ -70,13 +71,22 @@ def test_outputs_lie_in_the_span_of_the_tokens(site: MakeSite) -> None:
     assert torch.linalg.matrix_rank(torch.cat((x, y), 1)[0]) == 3
 
 
-@pytest.mark.parametrize("position", [None, Rotary(), ALiBi(), Injected()], ids=repr)
-def test_decoding_in_steps_equals_one_pass(position: Any, site: MakeSite) -> None:
-    branch, x = ParameterFreeAttention(2, position=position).build(site()), torch.randn(2, T, D)
+@pytest.mark.parametrize(
+    ("fields", "cache"),
+    [
+        ({}, KVCache),
+        ({"position": Rotary()}, KVCache),
+        ({"position": ALiBi(), "attention_pattern": Window(2)}, RingCache),
+        ({"position": Injected(), "scale": "sqrt"}, KVCache),
+    ],
+    ids=["plain", "rotary", "ALiBi in a window", "injected"],
+)
+def test_decoding_in_steps_equals_one_pass(fields: dict[str, Any], cache: type, site: MakeSite) -> None:
+    branch, x = ParameterFreeAttention(2, **fields).build(site()), torch.randn(2, T, D)
     whole = branch(x, Context(View(Mask(causal=True), T, T, CPU)))
     rows = Rows.start(2, 1, CPU, T, static=False)
     state = branch.start(rows, Context(rows.view(1)))
-    assert isinstance(state, KVCache)
+    assert isinstance(state, cache)
     for start, stop in ((0, 2), (2, 3), (3, 5)):
         part = branch(x[:, start:stop], Context(rows.view(stop - start)), state)
         rows.advance(stop - start, None)
