@@ -71,6 +71,25 @@ def test_outputs_lie_in_the_span_of_the_tokens(site: MakeSite) -> None:
     assert torch.linalg.matrix_rank(torch.cat((x, y), 1)[0]) == 3
 
 
+def test_positions_act_on_queries_keys_and_values(site: MakeSite, naive: Naive) -> None:
+    """Rotary rotates queries and keys alone; ALiBi adds a bias; injected vectors are added to all three."""
+    x, view = torch.randn(2, T, D), View(Mask(causal=True), T, T, CPU)
+    one_head = site(heads=1, d_head=D, d_value=D)
+    rotation, offset = Rotary().build(one_head)(view).rotation, Injected().build(one_head)(view).offset
+    assert rotation is not None
+    assert offset is not None
+    turned, moved, plain = rotation(x[:, None]), (x + offset)[:, None], x[:, None]
+    distance = (torch.arange(T) - torch.arange(T)[:, None]).abs()
+    expected = {
+        Rotary(): naive(turned, turned, plain, view.mask, 1.0),
+        Injected(): naive(moved, moved, moved, view.mask, 1.0),
+        ALiBi(): naive(plain, plain, plain, view.mask, 1.0, -(2.0**-8) * distance[None, None]),
+    }
+    for position, y in expected.items():
+        branch = ParameterFreeAttention(position=position).build(site())
+        torch.testing.assert_close(branch(x, Context(view)), y[:, 0], rtol=0, atol=1e-12)
+
+
 @pytest.mark.parametrize(
     ("fields", "cache"),
     [
