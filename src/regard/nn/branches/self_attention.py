@@ -13,6 +13,7 @@ from regard.nn.attention_heads import (
     attention_weights,
     check_pattern,
     check_sizes,
+    check_tied,
     factor,
     output_projection,
 )
@@ -56,16 +57,7 @@ class SelfAttention(BranchSpec):
         check_pattern(self.attention_pattern, site)
         own, kv_heads = attention_site(self, site)
         check_shared_sizes(self.position, site, own, kv_heads)
-        site.require(
-            self.tied != "query_key" or kv_heads == own.heads,
-            "tied",
-            f"{kv_heads} key-value heads cannot have the projection of {own.heads} query heads; make the numbers equal",
-        )
-        site.require(
-            self.tied != "key_value" or own.d_head == own.d_value,
-            "tied",
-            f"values of width {own.d_value} cannot have the projection of keys of width {own.d_head}; set equal widths",
-        )
+        check_tied(self.tied, own, kv_heads)
         return SelfAttentionModule(self, own, kv_heads)
 
 

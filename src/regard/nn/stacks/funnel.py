@@ -16,15 +16,7 @@ from regard.nn.core import Site
 from regard.nn.mask import Context, Mask, View
 from regard.nn.pattern import AttentionPattern
 from regard.nn.position.base import AtHeads, Position
-from regard.nn.stacks.base import (
-    Stack,
-    StackOut,
-    StackSpec,
-    check_stack,
-    shared_modules,
-    shared_positions,
-    stack_site,
-)
+from regard.nn.stacks.base import Stack, StackOut, StackSpec, check_stack, shared_modules, shared_positions, stack_site
 from regard.tree import walk
 
 

@@ -16,15 +16,7 @@ from regard.nn.mask import Context
 from regard.nn.pattern import AttentionPattern
 from regard.nn.position.base import AtHeads, Position
 from regard.nn.precision import widen
-from regard.nn.stacks.base import (
-    Stack,
-    StackOut,
-    StackSpec,
-    check_stack,
-    shared_modules,
-    shared_positions,
-    stack_site,
-)
+from regard.nn.stacks.base import Stack, StackOut, StackSpec, check_stack, shared_modules, shared_positions, stack_site
 
 
 @dataclass(frozen=True, slots=True)
