@@ -32,8 +32,10 @@ from regard.nn.branches.cross_attention import CrossAttention
 from regard.nn.branches.evolved import EvolvedDecoderConv, EvolvedEncoderConv, GatedLinear
 from regard.nn.branches.experts import MixtureOfExperts, Switch
 from regard.nn.branches.feedforward import FeedForward
+from regard.nn.branches.linformer import Linformer
 from regard.nn.branches.ngram_convolution import NGramConvolution
 from regard.nn.branches.parallel import Parallel
+from regard.nn.branches.parameter_free_attention import ParameterFreeAttention
 from regard.nn.branches.product_key import ProductKeyMemory
 from regard.nn.branches.recurrent import Recurrence
 from regard.nn.branches.self_attention import SelfAttention
@@ -119,9 +121,11 @@ SLOTS: dict[type[Spec], tuple[type[Spec], ...]] = {
         FeedForward,
         GatedLinear,
         LightConv,
+        Linformer,
         MixtureOfExperts,
         NGramConvolution,
         Parallel,
+        ParameterFreeAttention,
         ProductKeyMemory,
         Recurrence,
         SelfAttention,

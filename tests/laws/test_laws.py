@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -21,7 +22,9 @@ from regard.nn.block import Block
 from regard.nn.branches.base import BranchSpec
 from regard.nn.branches.cross_attention import CrossAttention
 from regard.nn.branches.feedforward import FeedForward
+from regard.nn.branches.linformer import Linformer
 from regard.nn.branches.ngram_convolution import NGramConvolution
+from regard.nn.branches.parameter_free_attention import ParameterFreeAttention
 from regard.nn.branches.recurrent import Recurrence
 from regard.nn.branches.self_attention import SelfAttention
 from regard.nn.bridge import Bridge, Last
@@ -74,6 +77,9 @@ PARTS_UNDER_LAW: dict[str, Spec] = {
     "self_attention scaled by 0.3": SelfAttention(scale=0.3),
     "self_attention query-key norm": SelfAttention(query_key_norm=RMSNorm()),
     "self_attention without bias": SelfAttention(bias=False),
+    "self_attention tied query and key": SelfAttention(tied="query_key"),
+    "self_attention tied key and value": SelfAttention(kv_heads=2, tied="key_value"),
+    "parameter_free_attention": ParameterFreeAttention(4, "sqrt"),
     **{
         f"self_attention own {position.kind}": SelfAttention(position=position)
         for position in (T5Bias(8, 16), Rotary(), Shaw(3), ALiBi(), DistanceBias(3), Injected())
@@ -151,6 +157,8 @@ ONE_FAMILY = {
     "self_attention unscaled",
     "self_attention scaled by 0.3",
     "self_attention without bias",
+    "self_attention tied query and key",
+    "self_attention tied key and value",
     "feedforward without bias",
     "dense without bias",
     "embeddings",
@@ -225,6 +233,10 @@ def _subjects() -> dict[str, ModelSpec]:
     )
     subjects["wide bytenet"] = replace(tiny.bytenet(), kernel=5, dilations=(3,), stretch=2.5, extra=1)
     subjects["funnel"] = replace(tiny.encoder_decoder(), encoder=Funnel((BLOCK,), (1, 1, 1), T5Bias(8, 16)))
+    for sharing in ("none", "heads", "key_value", "layers"):  # in encoders only: a Linformer cannot be causal
+        model: Any = tiny.families()["encoder_decoder" if sharing == "layers" else "masked_lm"]
+        block = Block((Linformer(max_len=16, rank=3, sharing=sharing), FeedForward(24)))
+        subjects[f"linformer sharing {sharing}"] = replace(model, encoder=Plain((block,), 2))
     for name, part in PARTS_UNDER_LAW.items():
         if isinstance(part, CrossAttention):
             subjects[f"{name}: encoder_decoder"] = swap(tiny.encoder_decoder(), CrossAttention, lambda _, p=part: p)
@@ -291,6 +303,7 @@ COMPILED = [
     "rotary: decoder_only",
     "self_attention own shaw: encoder_decoder",
     "shared blocks: decoder_only",
+    "linformer sharing layers",
 ]
 
 

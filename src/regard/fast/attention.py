@@ -26,6 +26,8 @@ from regard.models.baselines.convs2s import ConvS2SAttention
 from regard.nn.attention import cached, merge_heads, mix, repeat_heads, scores, visible
 from regard.nn.attention_heads import attention_weights
 from regard.nn.branches.cross_attention import CrossAttentionModule
+from regard.nn.branches.linformer import LinformerModule
+from regard.nn.branches.parameter_free_attention import ParameterFreeAttentionModule
 from regard.nn.branches.self_attention import SelfAttentionModule
 from regard.nn.branches.synthesizer import SynthesizerPlusModule
 from regard.nn.cache import KVCache, Rows
@@ -427,7 +429,8 @@ class FastSelfAttention(SelfAttentionModule):
         """
         rotated = view.terms is not None and (view.terms.rotation is not None or view.terms.offset is not None)
         unnormed = isinstance(self.query_norm, nn.Identity)
-        return not rotated and unnormed and self.kv_heads == self.heads and len(set(self.widths)) == 1
+        equal = len(self.widths) == 3 and len(set(self.widths)) == 1  # two widths: a tied projection
+        return not rotated and unnormed and self.kv_heads == self.heads and equal
 
     def weights(self, q: Tensor, k: Tensor, view: View, state: Cache | BeamCache | None) -> Tensor:
         """Return the attention weights of every batch row, which a trace records."""
@@ -445,6 +448,18 @@ class FastSelfAttention(SelfAttentionModule):
 
 class FastCrossAttention(CrossAttentionModule):
     """Cross-attention computed by the fastest kernel."""
+
+    attend = staticmethod(attend)
+
+
+class FastLinformer(LinformerModule):
+    """Attention to mixtures of keys and values, computed by the fastest kernel."""
+
+    attend = staticmethod(attend)
+
+
+class FastParameterFreeAttention(ParameterFreeAttentionModule):
+    """Self-attention without parameters, computed by the fastest kernel."""
 
     attend = staticmethod(attend)
 

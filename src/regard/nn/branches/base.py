@@ -1,10 +1,21 @@
 """Base class of branches: the sublayers of a block, such as attention and feed-forward."""
 
 from abc import abstractmethod
-from typing import ClassVar
+from typing import ClassVar, Protocol, runtime_checkable
+
+from torch import nn
 
 from regard.nn.core import Branch, Site
 from regard.tree import Spec
+
+
+@runtime_checkable
+class Shared(Protocol):
+    """Interface of descriptions of a module that the layers of a stack share. Equal ones describe the same module."""
+
+    def build(self, site: Site) -> nn.Module:
+        """Build the module with the sizes and weight factories of the stack."""
+        ...
 
 
 class BranchSpec(Spec):
@@ -18,3 +29,10 @@ class BranchSpec(Spec):
     @abstractmethod
     def build(self, site: Site) -> Branch:
         """Build the branch with the sizes and weight factories of `site`."""
+
+    def shared(self) -> Shared | None:
+        """Describe the module that all layers of this kind in a stack share, or return None if they share none.
+
+        The stack builds the module once and passes it to its layers as `Context.shared[kind]`.
+        """
+        return None
