@@ -23,6 +23,7 @@ from regard.models.baselines.attention_score import ProductScoreModule
 from regard.models.baselines.convs2s import ConvS2SAttention
 from regard.nn.attention import cached, merge_heads, mix, repeat_heads, scores, visible
 from regard.nn.attention_heads import attention_weights
+from regard.nn.branches.compressed_attention import CompressedAttentionModule
 from regard.nn.branches.cross_attention import CrossAttentionModule
 from regard.nn.branches.self_attention import SelfAttentionModule
 from regard.nn.branches.synthesizer import SynthesizerPlusModule
@@ -452,6 +453,12 @@ class FastSelfAttention(SelfAttentionModule):
 
 class FastCrossAttention(CrossAttentionModule):
     """Cross-attention computed by the fastest kernel."""
+
+    attend = staticmethod(attend)
+
+
+class FastCompressedAttention(CompressedAttentionModule):
+    """Memory-compressed attention computed by the fastest kernel."""
 
     attend = staticmethod(attend)
 

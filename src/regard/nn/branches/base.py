@@ -12,6 +12,7 @@ class BranchSpec(Spec):
 
     __slots__ = ()
     attends: ClassVar[bool] = False  # whether the stack's position scheme and attention pattern apply
+    masked: ClassVar[bool] = True  # if it attends: whether it accepts the stack's attention pattern and strict mask
     packs: ClassVar[bool] = True  # whether it keeps the texts of a packed batch row apart
     ordered: ClassVar[bool] = False  # whether token order matters without a position scheme, as in a convolution
 
