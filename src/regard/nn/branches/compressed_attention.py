@@ -90,14 +90,14 @@ class CompressedAttentionModule(Branch):
         H, K, V = site.heads, site.d_head, site.d_value
         self.heads, self.kv_heads, self.stride, self.inclusive = H, kv_heads, spec.stride, spec.inclusive
         widths: dict[Role, int] = {"query": H * K, "key": kv_heads * K, "value": kv_heads * V}
-        self.widths = tuple(widths.values())
+        self.widths = (kv_heads * K, kv_heads * V)  # channels of keys and of values
         self.qkv = site.linear(site.d_model, widths, bias=spec.bias)
         if spec.compression == "convolution":
-            self.compress = GroupConvolution(spec, *self.widths[1:], site)
+            self.compress = GroupConvolution(spec, self.widths, site)
         else:
             self.compress = GroupPooling(spec.compression)
         self.has_sink = spec.sink != "none"
-        self.null = nn.Parameter(torch.zeros(sum(self.widths[1:]))) if spec.sink == "null" else None  # key and value
+        self.null = nn.Parameter(torch.zeros(sum(self.widths))) if spec.sink == "null" else None  # key and value
         self.output = output_projection(site, spec.output, spec.bias)
         self.scale, self.dropout = factor(spec.scale, K), site.attention_dropout
         self.name = f"{site.side}.self"
@@ -106,10 +106,10 @@ class CompressedAttentionModule(Branch):
         self, x: Float[Tensor, "B T D"], ctx: Context, state: CompressedCache | None = None
     ) -> Float[Tensor, "B T W"]:
         layout = self.layout(ctx.own)
-        q, k, v = self.qkv(x).split_with_sizes(self.widths, -1)
-        kv = torch.cat((k, v), -1)
+        qkv, width = self.qkv(x), sum(self.widths)
+        q, kv = qkv[..., :-width], qkv[..., -width:]
         entries = self.compressed(kv, layout) if state is None else state.append(kv)[:, : layout.view.S]
-        k, v = entries.split_with_sizes(self.widths[1:], -1)
+        k, v = entries.split_with_sizes(self.widths, -1)
         q, k, v = split_heads(q, self.heads), split_heads(k, self.kv_heads), split_heads(v, self.kv_heads)
         if ctx.trace is not None:
             ctx.trace.add(self.name, attention_weights(q, k, layout.view, self.scale))
@@ -148,11 +148,11 @@ class GroupConvolution(nn.Module):
     The rows of a weight are output channels; its columns are the input channels of token 0, 1, ... of the group.
     """
 
-    def __init__(self, spec: CompressedAttention, d_key: int, d_value: int, site: Site) -> None:
+    def __init__(self, spec: CompressedAttention, widths: tuple[int, int], site: Site) -> None:
         super().__init__()
-        self.key = site.linear(spec.stride * d_key, {"key": d_key}, bias=spec.bias)
-        self.value = site.linear(spec.stride * d_value, {"value": d_value}, bias=spec.bias)
-        self.widths = (d_key, d_value)
+        self.widths = widths  # channels of keys and of values
+        self.key = site.linear(spec.stride * widths[0], {"key": widths[0]}, bias=spec.bias)
+        self.value = site.linear(spec.stride * widths[1], {"value": widths[1]}, bias=spec.bias)
 
     def forward(
         self, kv: Float[Tensor, "B N c W"], real: Bool[Tensor, "#B N c"] | None = None
