@@ -18,6 +18,7 @@ from regard.models.encoder_only import EncoderOnly, MaskedLM, SentenceClassifier
 from regard.nn.activation import ACTIVATIONS
 from regard.nn.block import Block
 from regard.nn.branches.base import BranchSpec
+from regard.nn.branches.compressed_attention import CompressedAttention
 from regard.nn.branches.cross_attention import CrossAttention
 from regard.nn.branches.feedforward import FeedForward
 from regard.nn.branches.ngram_convolution import NGramConvolution
@@ -77,6 +78,8 @@ PARTS_UNDER_LAW: dict[str, Spec] = {
         f"self_attention own {position.kind}": SelfAttention(position=position)
         for position in (T5Bias(8, 16), Rotary(), Shaw(3), ALiBi(), DistanceBias(3), Injected())
     },
+    "compressed_attention": CompressedAttention(),
+    "compressed_attention pooled": CompressedAttention(2, "mean", "null", kv_heads=2),
     "cross_attention grouped": CrossAttention(kv_heads=2),
     "cross_attention wide": CrossAttention(heads=3, d_head=6, d_value=2),
     "cross_attention query-key norm": CrossAttention(query_key_norm=RMSNorm(), scale="none"),
@@ -204,6 +207,9 @@ def _subjects() -> dict[str, ModelSpec]:
     subjects["prefix LM with T5 bias"] = swap(
         tiny.prefix_lm(), Plain, lambda stack: replace(stack, position=T5Bias(8, 16))
     )
+    inclusive = CompressedAttention(2, "max", inclusive=True)
+    for name in ("decoder_only", "prefix_lm"):
+        subjects[f"inclusive compressed {name}"] = swap(getattr(tiny, name)(), SelfAttention, lambda _: inclusive)
     for name in ("encoder_decoder", "decoder_only"):
         model = getattr(tiny, name)()
         subjects[f"strict {name}"] = replace(model, decoder=replace(model.decoder, strict=True))
@@ -280,6 +286,7 @@ COMPILED = [
     "preset t5_base",
     "rotary: decoder_only",
     "self_attention own shaw: encoder_decoder",
+    "compressed_attention: encoder_decoder",
     "shared blocks: decoder_only",
 ]
 
