@@ -337,8 +337,8 @@ def language_model(stack: dict[str, Any], *branches: Any) -> DecoderOnly:
     [
         ({"position": Rotary()}, "decoder.pattern[0].branches[0].kind", "stack's 'rotary' position cannot apply"),
         ({"positions": (AtHeads(3, ALiBi()),)}, "decoder.pattern[0].branches[0].kind", "stack's 'alibi' position"),
-        ({"attention_pattern": Window(3)}, "attention_pattern", "'compressed_attention' attends to groups of tokens"),
-        ({"strict": True}, "strict", "'compressed_attention' attends to groups of tokens"),
+        ({"attention_pattern": Window(3)}, "attention_pattern", "'compressed_attention' has no such mask"),
+        ({"strict": True}, "strict", "'compressed_attention' has no such mask"),
     ],
 )
 def test_options_of_the_stack_that_cannot_apply_are_refused(
