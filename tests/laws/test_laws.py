@@ -21,6 +21,7 @@ from regard.nn.block import Block
 from regard.nn.branches.base import BranchSpec
 from regard.nn.branches.compressed_attention import CompressedAttention
 from regard.nn.branches.cross_attention import CrossAttention
+from regard.nn.branches.experts import MixtureOfExperts
 from regard.nn.branches.feedforward import FeedForward
 from regard.nn.branches.ngram_convolution import NGramConvolution
 from regard.nn.branches.recurrent import Recurrence
@@ -151,6 +152,7 @@ PARTS_UNDER_LAW: dict[str, Spec] = {
 ONE_FAMILY = {
     *(f"feedforward {name}" for name in ACTIVATIONS if name not in ("relu", "gelu")),
     *(name for name, part in PARTS_UNDER_LAW.items() if isinstance(part, Init)),
+    "compressed_attention pooled",
     "self_attention unscaled",
     "self_attention scaled by 0.3",
     "self_attention without bias",
@@ -175,7 +177,9 @@ def _untied(model: ModelSpec) -> ModelSpec:
 def _small(name: str) -> ModelSpec:
     """Return a preset with smaller sizes and everything else unchanged."""
     spec = PRESETS[name]()
-    spec = swap(spec, Plain, lambda stack: replace(stack, depth=2))
+    spec = swap(spec, Plain, lambda stack: replace(stack, depth=max(2, len(stack.pattern))))
+    spec = swap(spec, Blocks, lambda _: Blocks(4))
+    spec = swap(spec, MixtureOfExperts, lambda _: MixtureOfExperts(3, 8))
     spec = swap(spec, RecurrentEncoder, lambda side: replace(side, depth=min(side.depth, 3), d_hidden=16))
     spec = swap(spec, RecurrentDecoder, lambda side: replace(side, depth=min(side.depth, 3)))
     if isinstance(spec, Recurrent):
@@ -218,8 +222,7 @@ def _subjects() -> dict[str, ModelSpec]:
         tiny.prefix_lm(), Plain, lambda stack: replace(stack, position=T5Bias(8, 16))
     )
     inclusive = CompressedAttention(2, "max", inclusive=True)
-    for name in ("decoder_only", "prefix_lm"):
-        subjects[f"inclusive compressed {name}"] = swap(getattr(tiny, name)(), SelfAttention, lambda _: inclusive)
+    subjects["inclusive compressed prefix LM"] = swap(tiny.prefix_lm(), SelfAttention, lambda _: inclusive)
     for name in ("encoder_decoder", "decoder_only"):
         model = getattr(tiny, name)()
         subjects[f"strict {name}"] = replace(model, decoder=replace(model.decoder, strict=True))

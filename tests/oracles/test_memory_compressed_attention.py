@@ -51,9 +51,9 @@ def copied(theirs: Any) -> dict[str, Tensor]:
 def test_attention_equals_memory_compressed_attention(causal: bool) -> None:
     torch.manual_seed(0)
     spec = CompressedAttention(C, sink="null", inclusive=causal, scale=D**-0.5)
-    model = swap(tiny.decoder_only(1) if causal else tiny.encoder_only(), SelfAttention, lambda _: spec)
+    model = swap(tiny.decoder_only() if causal else tiny.encoder_only(), SelfAttention, lambda _: spec)
     model = build(replace(model, d_model=D, heads=H)).double().eval()  # type: ignore[reportCallIssue]
-    (ours,) = (module for module in model.modules() if isinstance(module, CompressedAttentionModule))
+    ours = next(module for module in model.modules() if isinstance(module, CompressedAttentionModule))
     theirs = MemoryCompressedAttention(D, heads=H, causal=causal, compression_factor=C).double().eval()
     for parameter in theirs.parameters():
         nn.init.normal_(parameter, std=0.5)

@@ -33,7 +33,7 @@ def check_stack(spec: Any, pattern: tuple[Block, ...]) -> None:
             require(
                 not getattr(spec, name, None),
                 name,
-                f"{part.kind!r} has no such mask; leave it out, or set attention_pattern in single self_attention layers",
+                f"{part.kind!r} has no such mask; leave it out, or set attention_pattern in the self_attention layers",
             )
     if attending:
         return
