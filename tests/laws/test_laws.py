@@ -81,7 +81,6 @@ PARTS_UNDER_LAW: dict[str, Spec] = {
         for position in (T5Bias(8, 16), Rotary(), Shaw(3), ALiBi(), DistanceBias(3), Injected())
     },
     "compressed_attention": CompressedAttention(),
-    "compressed_attention pooled": CompressedAttention(2, "mean", "null", kv_heads=2),
     "cross_attention grouped": CrossAttention(kv_heads=2),
     "cross_attention wide": CrossAttention(heads=3, d_head=6, d_value=2),
     "cross_attention query-key norm": CrossAttention(query_key_norm=RMSNorm(), scale="none"),
@@ -152,7 +151,6 @@ PARTS_UNDER_LAW: dict[str, Spec] = {
 ONE_FAMILY = {
     *(f"feedforward {name}" for name in ACTIVATIONS if name not in ("relu", "gelu")),
     *(name for name, part in PARTS_UNDER_LAW.items() if isinstance(part, Init)),
-    "compressed_attention pooled",
     "self_attention unscaled",
     "self_attention scaled by 0.3",
     "self_attention without bias",
@@ -221,7 +219,7 @@ def _subjects() -> dict[str, ModelSpec]:
     subjects["prefix LM with T5 bias"] = swap(
         tiny.prefix_lm(), Plain, lambda stack: replace(stack, position=T5Bias(8, 16))
     )
-    inclusive = CompressedAttention(2, "max", inclusive=True)
+    inclusive = CompressedAttention(2, "mean", "null", inclusive=True, kv_heads=2)
     subjects["inclusive compressed prefix LM"] = swap(tiny.prefix_lm(), SelfAttention, lambda _: inclusive)
     for name in ("encoder_decoder", "decoder_only"):
         model = getattr(tiny, name)()

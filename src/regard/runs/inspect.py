@@ -31,7 +31,8 @@ class Attention:
     def draw(self, kind: str | None = None, layer: int = -1, head: int | None = None, width: int = 100) -> str:
         """Return the attention matrix of one layer drawn as text, with one row per query and one column per key.
 
-        `kind` is a key of `weights`, by default the last one. If `head` is None, the mean over all heads is drawn.
+        `kind` is a key of `weights`, by default the last one. If `head` is None, the mean over all heads is drawn. Keys
+        that are not tokens, such as the groups of compressed attention, are numbered from 0.
         """
         kind = kind or list(self.weights)[-1]
         if kind not in self.weights:
@@ -40,7 +41,9 @@ class Attention:
         side = kind.partition(".")[0]
         keys = "encoder" if kind.endswith(".cross") else side
         matrix = weights.mean(0) if head is None else weights[head]
-        return render.terminal(matrix.cpu(), self.tokens[side], self.tokens[keys], width)
+        columns, n = self.tokens[keys], matrix.shape[1]
+        columns = columns if n == len(columns) else [str(key) for key in range(n)]
+        return render.terminal(matrix.cpu(), self.tokens[side], columns, width)
 
     def __repr__(self) -> str:
         sizes = {

@@ -44,7 +44,7 @@ class CompressedAttention(BranchSpec):
     stride: int = 3
     compression: Literal["convolution", "mean", "max"] = "convolution"
     sink: Literal["first", "null", "none"] = "first"
-    inclusive: bool = False
+    inclusive: bool = False  # whether a causal query attends to a group that ends at the query itself
     heads: int | None = None  # None: as in the model, here and in the next three fields
     kv_heads: int | None = None
     d_head: int | None = None
@@ -210,9 +210,10 @@ def lay_out_rows(view: View, stride: int, inclusive: bool, sink: bool) -> Layout
     at = stride * torch.arange(1, n + 1, device=device) - int(inclusive)
     # Outside decoding, `k_pos` may hold positions that are not indices in the row. Groups are made by index.
     q_pos = mask.q_pos if mask.k_pos is None else None
-    prefix, k_seg, real = mask.prefix, None, None
+    prefix, k_seg, real = mask.prefix if mask.causal else None, None, None
     if prefix is not None:
-        prefix = F.pad(prefix[:, stride - 1 :: stride][:, :n], (int(sink), 0), value=True)
+        whole = prefix[:, : n * stride].unflatten(1, (n, stride)).all(2)
+        prefix = F.pad(whole, (int(sink), 0), value=True)
     if not mask.causal and (mask.k_seg is not None or n * stride > S):
         seg = torch.ones(1, S, dtype=torch.int64, device=device) if mask.k_seg is None else mask.k_seg
         real = F.pad(seg != 0, (0, n * stride - S)).unflatten(1, (n, stride))
@@ -256,7 +257,7 @@ def lay_out_packed(view: View, stride: int, inclusive: bool, sink: bool) -> Layo
         # Also without a prefix LM: kernels for packed rows, which take the index of a key for its position, refuse it.
         prefix = ~is_group
         if mask.prefix is not None:
-            prefix = prefix | mask.prefix.gather(1, tokens[:, :, -1])
+            prefix = prefix | mask.prefix.gather(1, tokens.flatten(1)).view_as(tokens).all(2)
     lowered = Mask(
         causal=mask.causal,
         k_pos=token + is_group * (stride - int(inclusive)),
