@@ -292,6 +292,19 @@ def test_rows_of_different_lengths_reorder_restart_and_keep(name: str, static: b
         expect(advance(torch.stack([texts[b, read[b] : read[b] + 1] for b in range(len(read))])), [1] * len(read))
 
 
+@pytest.mark.parametrize("static", [False, True])
+@pytest.mark.parametrize("n", [6, 7, 8])
+def test_beams_of_equal_length_reorder(n: int, static: bool, site: MakeSite) -> None:
+    branch, x, parent = branch_of(CAUSAL["paper"], site()), torch.randn(3, 10, 12), torch.tensor([1, 2, 1])
+    rows, cache, advance = session(branch, 3, 10, static)
+    advance(x[:, :n])
+    rows.reorder(parent)
+    cache.reorder(parent)
+    texts = torch.cat((x[parent, :n], x[:, n:]), 1)
+    y = torch.cat([advance(texts[:, t : t + 1]) for t in range(n, 10)], 1)
+    torch.testing.assert_close(y, branch(texts, context(Mask(causal=True), 10))[:, n:], rtol=0, atol=1e-12)
+
+
 @pytest.mark.parametrize("spec", CAUSAL.values(), ids=list(CAUSAL))
 def test_size_of_the_cache(spec: CompressedAttention, site: MakeSite) -> None:
     """The cache has one entry per group and one for the sink; the carry has at most stride - 1 tokens."""
@@ -325,6 +338,18 @@ def test_layers_with_the_same_groups_share_masks(site: MakeSite) -> None:
     for spec in (CAUSAL["paper"], CompressedAttention(sink="null"), CompressedAttention(2)):
         branch_of(spec, site())(x, ctx)
     assert len(ctx.own.shared) == 2
+
+
+@pytest.mark.parametrize("name", ["paper", "stride 1"])
+def test_masks_of_packed_rows_have_the_keys_ordered_by_text(name: str, site: MakeSite) -> None:
+    """Kernels for packed rows require segments in order, then padding, and the length of the longest segment."""
+    branch = branch_of(ENCODER[name], site(causal=False))
+    view = branch.layout(View(packed(False), sum(LENGTHS), sum(LENGTHS), CPU)).view
+    seg, c = view.mask.k_seg, branch.stride
+    counts = [1 + math.ceil(length / c) for length in LENGTHS]
+    assert seg[0, : sum(counts)].tolist() == [n + 1 for n, count in enumerate(counts) for _ in range(count)]
+    assert not seg[0, sum(counts) :].any()
+    assert view.mask.longest >= max(counts)
 
 
 def language_model(stack: dict[str, Any], *branches: Any) -> DecoderOnly:
