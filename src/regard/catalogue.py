@@ -27,6 +27,7 @@ from regard.models.encoder_only import EncoderOnly, MaskedLM, Pooled, SentenceCl
 from regard.nn.big_bird import BigBird, CausalBigBird
 from regard.nn.block import Block
 from regard.nn.branches.base import BranchSpec
+from regard.nn.branches.compressed_attention import CompressedAttention
 from regard.nn.branches.convolution import DynamicConv, LightConv, SharedDynamicConv, SharedLightConv
 from regard.nn.branches.cross_attention import CrossAttention
 from regard.nn.branches.evolved import EvolvedDecoderConv, EvolvedEncoderConv, GatedLinear
@@ -114,6 +115,7 @@ SLOTS: dict[type[Spec], tuple[type[Spec], ...]] = {
     StackSpec: (Funnel, Plain, Universal, UniversalACT),
     Block: (Block,),
     BranchSpec: (
+        CompressedAttention,
         CrossAttention,
         DynamicConv,
         EvolvedDecoderConv,

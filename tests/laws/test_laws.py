@@ -20,7 +20,9 @@ from regard.nn.activation import ACTIVATIONS
 from regard.nn.big_bird import BigBird, CausalBigBird
 from regard.nn.block import Block
 from regard.nn.branches.base import BranchSpec
+from regard.nn.branches.compressed_attention import CompressedAttention
 from regard.nn.branches.cross_attention import CrossAttention
+from regard.nn.branches.experts import MixtureOfExperts
 from regard.nn.branches.feedforward import FeedForward
 from regard.nn.branches.linformer import Linformer
 from regard.nn.branches.ngram_convolution import NGramConvolution
@@ -84,6 +86,7 @@ PARTS_UNDER_LAW: dict[str, Spec] = {
         f"self_attention own {position.kind}": SelfAttention(position=position)
         for position in (T5Bias(8, 16), Rotary(), Shaw(3), ALiBi(), DistanceBias(3), Injected())
     },
+    "compressed_attention": CompressedAttention(),
     "cross_attention grouped": CrossAttention(kv_heads=2),
     "cross_attention wide": CrossAttention(heads=3, d_head=6, d_value=2),
     "cross_attention query-key norm": CrossAttention(query_key_norm=RMSNorm(), scale="none"),
@@ -180,7 +183,9 @@ def _untied(model: ModelSpec) -> ModelSpec:
 def _small(name: str) -> ModelSpec:
     """Return a preset with smaller sizes and everything else unchanged."""
     spec = PRESETS[name]()
-    spec = swap(spec, Plain, lambda stack: replace(stack, depth=2))
+    spec = swap(spec, Plain, lambda stack: replace(stack, depth=max(2, len(stack.pattern))))
+    spec = swap(spec, Blocks, lambda _: Blocks(4))
+    spec = swap(spec, MixtureOfExperts, lambda _: MixtureOfExperts(3, 8))
     spec = swap(spec, RecurrentEncoder, lambda side: replace(side, depth=min(side.depth, 3), d_hidden=16))
     spec = swap(spec, RecurrentDecoder, lambda side: replace(side, depth=min(side.depth, 3)))
     if isinstance(spec, Recurrent):
@@ -222,6 +227,8 @@ def _subjects() -> dict[str, ModelSpec]:
     subjects["prefix LM with T5 bias"] = swap(
         tiny.prefix_lm(), Plain, lambda stack: replace(stack, position=T5Bias(8, 16))
     )
+    inclusive = CompressedAttention(2, "mean", "null", inclusive=True, kv_heads=2)
+    subjects["inclusive compressed prefix LM"] = swap(tiny.prefix_lm(), SelfAttention, lambda _: inclusive)
     for name in ("encoder_decoder", "decoder_only"):
         model = getattr(tiny, name)()
         subjects[f"strict {name}"] = replace(model, decoder=replace(model.decoder, strict=True))
@@ -302,6 +309,7 @@ COMPILED = [
     "preset t5_base",
     "rotary: decoder_only",
     "self_attention own shaw: encoder_decoder",
+    "compressed_attention: encoder_decoder",
     "shared blocks: decoder_only",
     "linformer sharing layers",
 ]

@@ -25,6 +25,7 @@ from regard.models.baselines.attention_score import ProductScoreModule
 from regard.models.baselines.convs2s import ConvS2SAttention
 from regard.nn.attention import cached, merge_heads, mix, repeat_heads, scores, visible
 from regard.nn.attention_heads import attention_weights
+from regard.nn.branches.compressed_attention import CompressedAttentionModule
 from regard.nn.branches.cross_attention import CrossAttentionModule
 from regard.nn.branches.linformer import LinformerModule
 from regard.nn.branches.parameter_free_attention import ParameterFreeAttentionModule
@@ -460,6 +461,12 @@ class FastLinformer(LinformerModule):
 
 class FastParameterFreeAttention(ParameterFreeAttentionModule):
     """Self-attention without parameters, computed by the fastest kernel."""
+
+    attend = staticmethod(attend)
+
+
+class FastCompressedAttention(CompressedAttentionModule):
+    """Memory-compressed attention computed by the fastest kernel."""
 
     attend = staticmethod(attend)
 

@@ -8,6 +8,7 @@ from torch import nn
 
 from regard.fast import prepacked
 from regard.fast.attention import (
+    FastCompressedAttention,
     FastConvS2SAttention,
     FastCrossAttention,
     FastLinformer,
@@ -37,6 +38,7 @@ from regard.models.baselines.convs2s import ConvS2SAttention
 from regard.models.baselines.weight_norm import NormedRows
 from regard.models.encoder_decoder import EncoderDecoderModel
 from regard.nn.activation import ACTIVATIONS
+from regard.nn.branches.compressed_attention import CompressedAttentionModule
 from regard.nn.branches.cross_attention import CrossAttentionModule
 from regard.nn.branches.feedforward import FeedForwardModule
 from regard.nn.branches.linformer import LinformerModule
@@ -70,6 +72,7 @@ REPLACEMENTS = (
     Replacement(CrossAttentionModule, FastCrossAttention),
     Replacement(LinformerModule, FastLinformer),
     Replacement(ParameterFreeAttentionModule, FastParameterFreeAttention),
+    Replacement(CompressedAttentionModule, FastCompressedAttention),
     Replacement(SynthesizerPlusModule, FastSynthesizerPlus),
     Replacement(ProductScoreModule, FastProductScore),
     Replacement(ConvS2SAttention, FastConvS2SAttention),

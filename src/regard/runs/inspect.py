@@ -31,7 +31,8 @@ class Attention:
     def draw(self, kind: str | None = None, layer: int = -1, head: int | None = None, width: int = 100) -> str:
         """Return the attention matrix of one layer drawn as text, with one row per query and one column per key.
 
-        `kind` is a key of `weights`, by default the last one. If `head` is None, the mean over all heads is drawn.
+        `kind` is a key of `weights`, by default the last one. If `head` is None, the mean over all heads is drawn. Keys
+        that are not tokens, such as the groups of compressed attention, are numbered from 1.
         """
         kind = kind or list(self.weights)[-1]
         if kind not in self.weights:
@@ -40,7 +41,7 @@ class Attention:
         side = kind.partition(".")[0]
         matrix = weights.mean(0) if head is None else weights[head]
         keys = self.tokens["encoder" if kind.endswith(".cross") else side]
-        if kind.endswith(".mixtures"):  # the keys of a Linformer are not tokens
+        if kind.endswith(".mixtures") or matrix.shape[1] != len(keys):  # Linformer, compressed groups
             keys = [str(number + 1) for number in range(matrix.shape[1])]
         return render.terminal(matrix.cpu(), self.tokens[side], keys, width)
 

@@ -27,7 +27,15 @@ def check_stack(spec: Any, pattern: tuple[Block, ...]) -> None:
         "positions",
         "two position schemes are for the same number of heads; keep one",
     )
-    if any(isinstance(part, BranchSpec) and part.attends for part in walk(spec)):
+    attending = [part for part in walk(spec) if isinstance(part, BranchSpec) and part.attends]
+    for part in attending:
+        for name in () if part.masked else ("attention_pattern", "strict"):
+            require(
+                not getattr(spec, name, None),
+                name,
+                f"{part.kind!r} has no such mask; leave it out, or set attention_pattern in the self_attention layers",
+            )
+    if attending:
         return
     for name in ("position", "positions", "attention_pattern", "strict"):
         require(
