@@ -31,6 +31,7 @@ from regard.nn.branches.cross_attention import CrossAttention
 from regard.nn.branches.evolved import EvolvedDecoderConv, EvolvedEncoderConv, GatedLinear
 from regard.nn.branches.experts import MixtureOfExperts, Switch
 from regard.nn.branches.feedforward import FeedForward
+from regard.nn.branches.gated_delta import GatedDelta
 from regard.nn.branches.ngram_convolution import NGramConvolution
 from regard.nn.branches.parallel import Parallel
 from regard.nn.branches.product_key import ProductKeyMemory
@@ -107,6 +108,7 @@ SLOTS: dict[type[Spec], tuple[type[Spec], ...]] = {
         EvolvedDecoderConv,
         EvolvedEncoderConv,
         FeedForward,
+        GatedDelta,
         GatedLinear,
         LightConv,
         MixtureOfExperts,

@@ -20,6 +20,7 @@ from regard.nn.block import Block
 from regard.nn.branches.base import BranchSpec
 from regard.nn.branches.cross_attention import CrossAttention
 from regard.nn.branches.feedforward import FeedForward
+from regard.nn.branches.gated_delta import GatedDelta
 from regard.nn.branches.ngram_convolution import NGramConvolution
 from regard.nn.branches.recurrent import Recurrence
 from regard.nn.branches.self_attention import SelfAttention
@@ -80,6 +81,7 @@ PARTS_UNDER_LAW: dict[str, Spec] = {
     "cross_attention grouped": CrossAttention(kv_heads=2),
     "cross_attention wide": CrossAttention(heads=3, d_head=6, d_value=2),
     "cross_attention query-key norm": CrossAttention(query_key_norm=RMSNorm(), scale="none"),
+    "gated_delta": GatedDelta(4, key_heads=2, d_head=3, d_value=5, kernel_size=2, bias=False),
     "ngram_convolution": NGramConvolution((2, 3), filters=5),
     "layer_norm scalar": LayerNorm(gain="scalar"),
     "layer_norm bare outside": LayerNorm(gain="none", root="outside"),
@@ -162,7 +164,7 @@ def _untied(model: ModelSpec) -> ModelSpec:
 def _small(name: str) -> ModelSpec:
     """Return a preset with smaller sizes and everything else unchanged."""
     spec = PRESETS[name]()
-    spec = swap(spec, Plain, lambda stack: replace(stack, depth=2))
+    spec = swap(spec, Plain, lambda stack: replace(stack, depth=max(2, len(stack.pattern))))
     spec = swap(spec, RecurrentEncoder, lambda side: replace(side, depth=min(side.depth, 3), d_hidden=16))
     spec = swap(spec, RecurrentDecoder, lambda side: replace(side, depth=min(side.depth, 3)))
     if isinstance(spec, Recurrent):
@@ -281,6 +283,7 @@ COMPILED = [
     "rotary: decoder_only",
     "self_attention own shaw: encoder_decoder",
     "shared blocks: decoder_only",
+    "gated_delta: decoder_only",
 ]
 
 

@@ -28,6 +28,7 @@ from regard.fast.fused import (
     FusedFeedForward,
     FusedPostNorm,
 )
+from regard.fast.gated_delta import ChunkedGatedDelta
 from regard.fast.recurrent import FusedElman, FusedGRU, FusedLSTM
 from regard.models.base import Generator
 from regard.models.baselines.attention_score import ProductScoreModule
@@ -37,6 +38,7 @@ from regard.models.encoder_decoder import EncoderDecoderModel
 from regard.nn.activation import ACTIVATIONS
 from regard.nn.branches.cross_attention import CrossAttentionModule
 from regard.nn.branches.feedforward import FeedForwardModule
+from regard.nn.branches.gated_delta import GatedDeltaModule
 from regard.nn.branches.self_attention import SelfAttentionModule
 from regard.nn.branches.synthesizer import SynthesizerPlusModule
 from regard.nn.embedding import TokensModule
@@ -79,6 +81,7 @@ REPLACEMENTS = (
     Replacement(ElmanModule, FusedElman),
     Replacement(GRUModule, FusedGRU),
     Replacement(LSTMModule, FusedLSTM),
+    Replacement(GatedDeltaModule, ChunkedGatedDelta),
     Replacement(SoftmaxModule, FusedSoftmax),
     Replacement(AdaptiveSoftmaxModule, FusedAdaptiveSoftmax),
     Replacement(MixtureOfSoftmaxesModule, FusedMixture),
