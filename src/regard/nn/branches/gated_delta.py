@@ -141,8 +141,8 @@ class GatedDeltaModule(Branch):
                     log_decay, strength = (gate.masked_fill(padding[:, None], 0.0) for gate in (log_decay, strength))
                 y, last = self.rule(q, k, v, log_decay, strength, recurrent.parts[0])
                 recurrent.write((last,))
-        y = merge_heads(self.norm(y.type_as(z)))
-        return self.output(y * F.silu(z))
+            y = self.norm(y.to(self.log_rate.dtype))
+        return self.output(merge_heads(y).type_as(z) * F.silu(z))
 
     def convolution(
         self, x: Float[Tensor, "B T C"], view: View, cache: ConvolutionCache | None
