@@ -5,7 +5,8 @@ from pathlib import Path
 from .conftest import regard, write
 
 TINY = (
-    "--set", "model.d_model=32", "--set", "model.heads=2", "--set", "model.decoder.depth=4", "--set", "model.dropout=0.0",
+    "--set", "model.d_model=32", "--set", "model.heads=2", "--set", "model.dropout=0.0",
+    "--set", "model.decoder.depth=4",  # three gated delta layers and one of attention
     *(word for i in range(4) for word in ("--set", f"model.decoder.pattern[{i}].branches[1].d_hidden=48")),
     "--set", "data.tokenizer=characters", "--set", "data.batching.tokens=512", "--set", "data.batching.length=128",
     "--set", "train.optimizer.learning_rate=1e-2", "--set", "train.steps=40", "--set", "train.validate_every=40",
