@@ -71,7 +71,7 @@ def qwen_model() -> Any:
     )
     model = transformers.Qwen3NextForCausalLM(config).eval()
     randomise(model)
-    last = model.model.layers[2]
+    last: Any = model.model.layers[2]
     torch.nn.init.zeros_(last.self_attn.o_proj.weight)
     torch.nn.init.zeros_(last.mlp.down_proj.weight)
     return model

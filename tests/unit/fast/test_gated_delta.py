@@ -37,11 +37,11 @@ def test_outputs_states_and_gradients_of_any_length(T: int) -> None:
 
 
 def test_any_cut_gives_the_same_state() -> None:
-    whole = inputs(150)
-    y, last = chunked_gated_delta_rule(*whole)
+    *whole, start = inputs(150)
+    y, last = chunked_gated_delta_rule(*whole, start)  # type: ignore[reportCallIssue]
     for cut in (1, 63, 64, 100, 149):
-        first, second = ([x[:, :, part] for x in whole[:5]] for part in (slice(cut), slice(cut, None)))
-        head, state = chunked_gated_delta_rule(*first, whole[5])  # type: ignore[reportCallIssue]
+        first, second = ([x[:, :, part] for x in whole] for part in (slice(cut), slice(cut, None)))
+        head, state = chunked_gated_delta_rule(*first, start)  # type: ignore[reportCallIssue]
         tail, state = chunked_gated_delta_rule(*second, state)  # type: ignore[reportCallIssue]
         torch.testing.assert_close(torch.cat((head, tail), 2), y, rtol=0, atol=1e-12)
         torch.testing.assert_close(state, last, rtol=0, atol=1e-12)
