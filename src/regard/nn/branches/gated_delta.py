@@ -43,9 +43,9 @@ class GatedDelta(BranchSpec):
 
     kind = "gated_delta"
     ordered = True
-    heads: int | None = None  # None: as in the model; so for d_head (queries and keys) and d_value
+    heads: int | None = None  # None: as in the model, here, in `d_head` and in `d_value`
     key_heads: int | None = None  # None: heads
-    d_head: int | None = None
+    d_head: int | None = None  # width of a query and a key
     d_value: int | None = None
     kernel_size: int = 4
     norm: Norm = RMSNorm()  # of the output of each head
