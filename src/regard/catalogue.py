@@ -32,6 +32,7 @@ from regard.nn.branches.evolved import EvolvedDecoderConv, EvolvedEncoderConv, G
 from regard.nn.branches.experts import MixtureOfExperts, Switch
 from regard.nn.branches.feedforward import FeedForward
 from regard.nn.branches.ngram_convolution import NGramConvolution
+from regard.nn.branches.noisy_experts import NoisyTopKExperts
 from regard.nn.branches.parallel import Parallel
 from regard.nn.branches.product_key import ProductKeyMemory
 from regard.nn.branches.recurrent import Recurrence
@@ -111,6 +112,7 @@ SLOTS: dict[type[Spec], tuple[type[Spec], ...]] = {
         LightConv,
         MixtureOfExperts,
         NGramConvolution,
+        NoisyTopKExperts,
         Parallel,
         ProductKeyMemory,
         Recurrence,

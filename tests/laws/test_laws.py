@@ -21,6 +21,7 @@ from regard.nn.branches.base import BranchSpec
 from regard.nn.branches.cross_attention import CrossAttention
 from regard.nn.branches.feedforward import FeedForward
 from regard.nn.branches.ngram_convolution import NGramConvolution
+from regard.nn.branches.noisy_experts import NoisyTopKExperts
 from regard.nn.branches.recurrent import Recurrence
 from regard.nn.branches.self_attention import SelfAttention
 from regard.nn.bridge import Bridge, Last
@@ -81,6 +82,7 @@ PARTS_UNDER_LAW: dict[str, Spec] = {
     "cross_attention wide": CrossAttention(heads=3, d_head=6, d_value=2),
     "cross_attention query-key norm": CrossAttention(query_key_norm=RMSNorm(), scale="none"),
     "ngram_convolution": NGramConvolution((2, 3), filters=5),
+    "noisy_top_k_experts": NoisyTopKExperts(5, 3, 6),
     "layer_norm scalar": LayerNorm(gain="scalar"),
     "layer_norm bare outside": LayerNorm(gain="none", root="outside"),
     "layer_norm without bias": LayerNorm(bias=False),
