@@ -79,7 +79,8 @@ class NoisyTopKExpertsModule(ExpertNetworks):
         expert, gate, load = self.choose(tokens)
         if ctx.losses is not None and load is not None:
             importance = torch.zeros_like(load).scatter(1, expert, gate)
-            ctx.losses.append(self.balance * sum(squared_variation(total(each, real)) for each in (importance, load)))
+            variation = squared_variation(total(importance, real)) + squared_variation(total(load, real))
+            ctx.losses.append(self.balance * variation)
         places = unlimited(expert, real[:, None].expand_as(expert), self.router.shape[0])
         outputs = self.run(tokens, places)
         return (outputs * gate[..., None].to(outputs.dtype)).sum(1).view_as(x)
