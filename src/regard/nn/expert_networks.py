@@ -65,7 +65,7 @@ def _laid_out(choices: int, experts: int) -> tuple[int, int]:
 
 
 def unlimited(expert: Int[Tensor, "N K"], sent: Bool[Tensor, "N K"], experts: int) -> Slots:
-    """Place all (token, expert) pairs in an array whose shape depends only on their number; drop none.
+    """Place all (token, expert) pairs in an array whose shape depends only on the number of pairs.
 
     Each expert processes as many rows as its tokens fill, and the weights of unused experts are not read.
     """

@@ -180,7 +180,7 @@ class SwitchModule(Experts):
 
 
 def _groups(tokens: int, most: int) -> tuple[int, int]:
-    """Return (groups, size): the smallest number of groups of at most `most` tokens, and the size of full groups."""
+    """Divide tokens into as few groups of at most `most` tokens as possible. Return (groups, size of a full group)."""
     groups = -(-tokens // most)
     return groups, -(-tokens // groups)
 
@@ -206,7 +206,7 @@ def _limited(choice: Routing, capacity: float, most: int) -> Slots:
 
 
 def _imbalance(choice: Routing, real: Bool[Tensor, " N"], most: int) -> Float[Tensor, ""]:
-    """Return the balance loss E sum_e f_e P_e of a group of tokens, averaged over groups; 1 if balanced.
+    """Return the balance loss E sum_e f_e P_e, averaged over groups of tokens. It is 1 for equal use of experts.
 
     f_e is the fraction of real tokens whose first choice is expert e, and P_e the mean probability of expert e.
     """
