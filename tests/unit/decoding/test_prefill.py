@@ -21,6 +21,7 @@ from regard.models.base import LanguageModel
 from regard.models.build import build
 from regard.models.decoder_only import DecoderOnly
 from regard.models.decoder_only_translator import DecoderOnlyTranslator
+from regard.nn.branches.compressed_attention import CompressedAttention
 from regard.nn.branches.convolution import DynamicConv, LightConv
 from regard.nn.branches.feedforward import FeedForward
 from regard.nn.branches.noisy_experts import NoisyTopKExperts
@@ -28,7 +29,7 @@ from regard.nn.branches.recurrent import Recurrence
 from regard.nn.branches.self_attention import SelfAttention
 from regard.nn.branches.synthesizer import Synthesizer
 from regard.nn.embedding import Tokens
-from regard.nn.pattern import Window
+from regard.nn.pattern import Blocks, GlobalTokens, Sinks, Window
 from regard.nn.position.additive import Injected, Learned
 from regard.nn.position.bias import ALiBi, T5Bias
 from regard.nn.position.rotary import Rotary
@@ -57,6 +58,11 @@ SPECS: dict[str, DecoderOnly] = {
     "learned": replace(LM, input=Tokens(position=Learned(32))),
     **{position.kind: with_position(position) for position in POSITIONS},
     "window": swap(LM, Plain, lambda stack: replace(stack, attention_pattern=Window(3))),
+    **{  # whose caches are rings
+        pattern.kind: swap(LM, Plain, lambda stack, pattern=pattern: replace(stack, attention_pattern=pattern))
+        for pattern in (Sinks(2, 1), GlobalTokens(1), Blocks(2))
+    },
+    "compressed_attention": swap(BARE, SelfAttention, lambda _: CompressedAttention()),
     "strict": swap(LM, Plain, lambda stack: replace(stack, strict=True)),
     "grouped": swap(LM, SelfAttention, lambda _: SelfAttention(kv_heads=2)),
     "synthesizer": swap(BARE, SelfAttention, lambda _: Synthesizer(max_len=32)),

@@ -16,8 +16,10 @@ from regard.errors import SpecError
 from regard.models.base import Model, ModelSpec
 from regard.models.build import build
 from regard.nn.block import Block, BlockModule
+from regard.nn.branches.compressed_attention import CompressedAttention
 from regard.nn.branches.experts import Switch
 from regard.nn.branches.feedforward import FeedForward
+from regard.nn.branches.linformer import Linformer
 from regard.nn.branches.noisy_experts import NoisyTopKExperts
 from regard.nn.branches.recurrent import Recurrence
 from regard.nn.branches.self_attention import SelfAttention
@@ -65,6 +67,8 @@ SPECS: dict[str, ModelSpec] = {
     "transparent": replace(tiny.encoder_decoder(), bridge=Transparent()),
     "funnel": replace(tiny.encoder_decoder(), encoder=Funnel((BLOCK,), (1, 2), T5Bias(8, 16))),
     "switch": with_branch(Switch(4, 8)),
+    "compressed_attention": swap(tiny.decoder_only(), SelfAttention, lambda _: CompressedAttention()),
+    "linformer": swap(tiny.encoder_only(), SelfAttention, lambda _: Linformer(max_len=16, rank=4, sharing="layers")),
     "noisy_top_k_experts": with_branch(NoisyTopKExperts(4, 2, 8)),
     "recurrence": with_branch(Recurrence()),
 }
