@@ -36,6 +36,7 @@ from regard.nn.branches.feedforward import FeedForward
 from regard.nn.branches.gated_delta import GatedDelta
 from regard.nn.branches.linformer import Linformer
 from regard.nn.branches.ngram_convolution import NGramConvolution
+from regard.nn.branches.noisy_experts import NoisyTopKExperts
 from regard.nn.branches.parallel import Parallel
 from regard.nn.branches.parameter_free_attention import ParameterFreeAttention
 from regard.nn.branches.product_key import ProductKeyMemory
@@ -128,6 +129,7 @@ SLOTS: dict[type[Spec], tuple[type[Spec], ...]] = {
         Linformer,
         MixtureOfExperts,
         NGramConvolution,
+        NoisyTopKExperts,
         Parallel,
         ParameterFreeAttention,
         ProductKeyMemory,

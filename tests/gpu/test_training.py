@@ -168,6 +168,7 @@ def test_every_variant_trains_as_a_graph_or_reports_why_not(tmp_path: Path, name
         (SPEC, Buckets(512), "many shapes"),
         (replace(SPEC, precision="float16"), Packing(512, 64), "float16"),
         (replace(SPEC, optimizer=Adafactor(learning_rate=1e-2)), Packing(512, 64), "optimizer"),
+        (replace(SPEC, checkpoint_layers=True), Packing(512, 64), "train.checkpoint_layers"),
     ],
 )
 def test_obstacles_to_a_graph_are_reported(tmp_path: Path, spec: TrainSpec, batching: Batching, why: str) -> None:

@@ -27,6 +27,7 @@ from regard.nn.branches.feedforward import FeedForward
 from regard.nn.branches.gated_delta import GatedDelta
 from regard.nn.branches.linformer import Linformer
 from regard.nn.branches.ngram_convolution import NGramConvolution
+from regard.nn.branches.noisy_experts import NoisyTopKExperts
 from regard.nn.branches.parameter_free_attention import ParameterFreeAttention
 from regard.nn.branches.recurrent import Recurrence
 from regard.nn.branches.self_attention import SelfAttention
@@ -93,6 +94,7 @@ PARTS_UNDER_LAW: dict[str, Spec] = {
     "cross_attention query-key norm": CrossAttention(query_key_norm=RMSNorm(), scale="none"),
     "gated_delta": GatedDelta(4, key_heads=2, d_head=3, d_value=5, kernel_size=2, bias=False),
     "ngram_convolution": NGramConvolution((2, 3), filters=5),
+    "noisy_top_k_experts": NoisyTopKExperts(5, 3, 6),
     "layer_norm scalar": LayerNorm(gain="scalar"),
     "layer_norm bare outside": LayerNorm(gain="none", root="outside"),
     "layer_norm without bias": LayerNorm(bias=False),

@@ -61,9 +61,10 @@ class Beam(Search):
         "optimal"
     )
     constraints: tuple[Constraint, ...] = ()
+    prefill_chunk: int | None = None  # a decoder-only model processes its input in pieces of this many tokens
 
     def check(self) -> None:
-        for name in ("beam_size", "n_best", "groups"):
+        for name in ("beam_size", "n_best", "groups", "prefill_chunk"):
             check_count(name, getattr(self, name))
         if self.n_best > self.beam_size:
             message = f"{self.n_best} hypotheses need at least as many beams, not {self.beam_size}; raise beam_size"

@@ -81,9 +81,24 @@ class Ensemble:
         searches = [model.device_search for model in self.models]
         return None if None in searches else searches[0]
 
-    def start(self, batch: Batch, max_len: int, beams: int = 1, static: bool = False) -> Decodings:
-        """Return the initial decoding states of all models, with room for `max_len` tokens."""
-        return Decodings(tuple(model.start(batch, max_len, beams, static) for model in self.models))
+    def check_prefill(self) -> None:
+        """Raise SpecError if a model cannot process a long input in pieces."""
+        for model in self.models:
+            require(
+                model.one_piece is None,
+                "prefill_chunk",
+                f"this model cannot read its input in pieces: {model.one_piece}; leave it out",
+            )
+
+    def start(
+        self, batch: Batch, max_len: int, beams: int = 1, static: bool = False, prefill_chunk: int | None = None
+    ) -> Decodings:
+        """Return the initial decoding states of all models, with room for `max_len` tokens.
+
+        Inputs are processed in pieces of at most `prefill_chunk` tokens.
+        """
+        options: dict[str, Any] = {} if prefill_chunk is None else {"prefill_chunk": prefill_chunk}
+        return Decodings(tuple(model.start(batch, max_len, beams, static, **options) for model in self.models))
 
     def advance(
         self, ids: Int[Tensor, "B T"], decodings: Decodings, seg: Int[Tensor, "B T"] | None = None

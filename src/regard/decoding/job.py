@@ -28,6 +28,7 @@ class Job:
     most: tuple[int, ...]  # maximum number of tokens for each row
     rows: tuple[int, ...]  # index of each row in the whole input, for the random numbers of sampling
     lengths: tuple[int, ...]  # number of tokens that each row reads before its first output: the prompt, source or bos
+    prefill_chunk: int | None = None  # maximum number of input tokens that are processed at a time
 
     def part(self, rows: Sequence[int]) -> "Job":
         """Return a job with only the batch rows whose indices are in `rows`."""
@@ -50,6 +51,7 @@ def prepare(
     limits: Limits | Sequence[Limits],
     rules: TokenConstraints | Sequence[TokenConstraints],
     rows: Sequence[int] | None,
+    prefill_chunk: int | None = None,
 ) -> Job:
     """Return the `Job` for a batch: check the constraints, and compute the length limits of every row."""
     B = batch.target.shape[0]
@@ -77,10 +79,12 @@ def prepare(
             what = f"{needed} tokens for its prefix and its required sequences"
             raise DataError(f"rules: row {row} needs {what}, but max_len is {most[row]}; raise it")
     ensemble = Ensemble(models)
+    if prefill_chunk is not None:
+        ensemble.check_prefill()
     read_first = any(model.source_first for model in ensemble.models)
     lengths = row_lengths(batch.target, batch.target_seg) if sources is None else sources if read_first else (1,) * B
     least = tuple(bound.min_len for bound in bounds)
-    return Job(ensemble, batch, ends, every, least, tuple(most), numbers, lengths)
+    return Job(ensemble, batch, ends, every, least, tuple(most), numbers, lengths, prefill_chunk)
 
 
 def row_lengths(ids: Int[Tensor, "B T"], seg: Int[Tensor, "B T"] | None) -> tuple[int, ...]:
@@ -104,7 +108,8 @@ class BatchDecoding:
         self.bans = Bans(job.rules, job.least, job.ends, beams, self.device)
         self.ids, self.seg = first_read(job, beams)
         with torch.inference_mode():
-            self.decodings: Decodings = job.models.start(job.batch, self.ids.shape[1] + steps - 1, beams)
+            room = self.ids.shape[1] + steps - 1
+            self.decodings: Decodings = job.models.start(job.batch, room, beams, prefill_chunk=job.prefill_chunk)
         if watch:
             self.decodings.watch()
         self.droppable = self.decodings.droppable()

@@ -41,6 +41,7 @@ class Sample(Search):
     n_best: int = 1
     seed: int = 0
     constraints: tuple[Constraint, ...] = ()
+    prefill_chunk: int | None = None  # a decoder-only model processes its input in pieces of this many tokens
 
     def check(self) -> None:
         message = f"must be above 0, not {self.temperature}; for the most probable tokens, use beam size 1"
@@ -49,6 +50,7 @@ class Sample(Search):
         require(0.0 < self.top_p <= 1.0, "top_p", f"must lie in (0, 1], not {self.top_p}")
         require(0.0 <= self.min_p <= 1.0, "min_p", f"must lie in [0, 1], not {self.min_p}")
         check_count("n_best", self.n_best)
+        check_count("prefill_chunk", self.prefill_chunk)
         require(0 <= self.seed < 2**64, "seed", f"must lie between 0 and 2^64 - 1, not {self.seed}")
 
     def find(self, job: Job) -> list[list[Hypothesis]]:

@@ -53,7 +53,7 @@ def find(
     row does not depend on other rows.
     """
     _check_bound(search)
-    return search.find(prepare(models, batch, ends, limits, rules, rows))
+    return search.find(prepare(models, batch, ends, limits, rules, rows, prefill_chunk(search)))
 
 
 def stream(
@@ -70,7 +70,12 @@ def stream(
     The ids of all pieces of a row form the ids of the row's hypothesis. The last piece contains the whole hypothesis.
     """
     _check_bound(search)
-    return search.stream(prepare(models, batch, ends, limits, rules, rows))
+    return search.stream(prepare(models, batch, ends, limits, rules, rows, prefill_chunk(search)))
+
+
+def prefill_chunk(search: Search) -> int | None:
+    """Return the maximum number of input tokens that are processed at a time; None: no maximum."""
+    return getattr(search, "prefill_chunk", None)  # a search of the user may have no such field
 
 
 def _check_bound(search: Search) -> None:

@@ -83,6 +83,8 @@ class CTranslate2(Engine):
             raise _refused("search", f"{search.kind!r} would use a random number generator that cannot be seeded")
         if search.stopping != NAME:
             raise _refused("stopping", f"CTranslate2 has its own stopping rule, {NAME!r}, not {search.stopping!r}")
+        if search.prefill_chunk is not None:
+            raise _refused("prefill_chunk", "CTranslate2 reads the whole source at once")
         if limits.min_len:
             raise _refused("min_len", "CTranslate2 would change probabilities to keep an output from ending")
         if limits.max_len is not None and limits.max_len > self.room:

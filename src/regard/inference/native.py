@@ -9,7 +9,7 @@ from regard.data.token_store import chunks
 from regard.decoding.constraints import TokenConstraints
 from regard.decoding.hypothesis import Hypothesis, Limits, SpecialTokens
 from regard.decoding.job import Job, prepare
-from regard.decoding.search import Search
+from regard.decoding.search import Search, prefill_chunk
 from regard.inference.engine import Engine, Sources
 from regard.models.base import Generator
 
@@ -37,16 +37,19 @@ class Native(Engine):
         hypotheses: dict[int, list[Hypothesis]] = {}
         batches = by_length(sources, batch_size)
         jobs = [
-            self._job([sources[at] for at in places], limits, rules, [rows[at] for at in places]) for places in batches
+            self._job([sources[at] for at in places], search, limits, rules, [rows[at] for at in places])
+            for places in batches
         ]
         for places, results in zip(batches, search.find_each(jobs), strict=True):
             hypotheses |= dict(zip(places, results, strict=True))
         return [hypotheses[place] for place in range(len(sources))]
 
-    def _job(self, sources: Sources, limits: Limits, rules: TokenConstraints, rows: Sequence[int]) -> Job:
+    def _job(
+        self, sources: Sources, search: Search, limits: Limits, rules: TokenConstraints, rows: Sequence[int]
+    ) -> Job:
         ids, seg = pad(sources)
         batch = Batch(ids, source=ids, source_seg=seg).to(self.device)
-        return prepare(self.models, batch, self.ends, limits, rules, rows)
+        return prepare(self.models, batch, self.ends, limits, rules, rows, prefill_chunk(search))
 
 
 def by_length(rows: Sequence[Sized], batch_size: int) -> list[list[int]]:

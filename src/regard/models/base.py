@@ -4,6 +4,7 @@ from abc import abstractmethod
 from collections.abc import Callable
 from typing import Any, ClassVar
 
+import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
@@ -71,6 +72,8 @@ class Generator(Model):
 
     source_first: ClassVar[bool] = False  # whether the target sequence begins with the source
     new_rows = staticmethod(Rows.start)  # regard.fast replaces this: beams then share a cache
+    # Why a long input cannot be processed in pieces; None if it can. Then `start` has a parameter `prefill_chunk`.
+    one_piece: str | None = "only a decoder-only model can"
     device_search: Any = None  # set by regard.fast: a beam search that runs on the GPU
 
     @abstractmethod
@@ -157,10 +160,27 @@ class LanguageModel(Generator):
         self, ids: Int[Tensor, "B T"], decoding: Decoding, counts: Int[Tensor, " B"] | None
     ) -> Float[Tensor, "B D"]:
         """Process new tokens, update the row lengths, and return the hidden state at each row's last real token."""
-        decoding.rows.claim(ids.shape[1], counts)
+        T = ids.shape[1]
+        decoding.rows.claim(T, counts)
+        chunk = decoding.prefill_chunk or T
+        if chunk < T:
+            return self._consume_in_pieces(ids, decoding, counts, chunk)
         x = self.step(ids, decoding, counts)
-        decoding.rows.advance(ids.shape[1], counts)
+        decoding.rows.advance(T, counts)
         return last_real(x, counts)
+
+    def _consume_in_pieces(
+        self, ids: Int[Tensor, "B T"], decoding: Decoding, counts: Int[Tensor, " B"] | None, chunk: int
+    ) -> Float[Tensor, "B D"]:
+        """Return the result of `consume`, computed on pieces of at most `chunk` tokens, which needs less memory."""
+        last: Tensor | None = None
+        for first, piece in zip(range(0, ids.shape[1], chunk), ids.split(chunk, 1), strict=True):
+            real = None if counts is None else (counts - first).clamp(0, piece.shape[1])
+            x = self.consume(piece, decoding, real)
+            # A row that ended in an earlier piece keeps the hidden state of its last token.
+            last = x if last is None or real is None else torch.where(real[:, None] > 0, x, last)
+        assert last is not None
+        return last
 
 
 class Classifier(Model):

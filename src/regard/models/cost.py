@@ -26,6 +26,9 @@ from regard.nn.block import BlockModule
 from regard.nn.core import Branch
 from regard.nn.residual import ResidualBranch
 
+# Where a word starts in the name of a class: SelfAttention -> self_attention, NoisyTopKExperts -> noisy_top_k_experts.
+WORD_START = "(?<=[a-z])(?=[A-Z])|(?<=[a-z][A-Z])(?=[A-Z][a-z])"
+
 
 @dataclass(frozen=True, slots=True)
 class PartCost:
@@ -75,7 +78,7 @@ def _owners(model: Model) -> Iterator[tuple[str, str]]:
         if isinstance(module, Branch) and not isinstance(module, ResidualBranch):
             stacks[stack] = None
             kind = type(module).__name__.removesuffix("Module")
-            yield name, f"{stack}.{re.sub('(?<=[a-z])(?=[A-Z])', '_', kind).lower()}"
+            yield name, f"{stack}.{re.sub(WORD_START, '_', kind).lower()}"
         elif isinstance(module, BlockModule):
             yield name, f"{stack}.norms"
         elif place.count(".") == 1 and not isinstance(model.get_submodule(name.rpartition(".")[0]), BlockModule):

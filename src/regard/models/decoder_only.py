@@ -72,6 +72,7 @@ class DecoderOnlyModel(LanguageModel):
         depths, branches = (0, spec.decoder.blocks()), spec.decoder.residual_branches()
         site = site_of(spec, init, "decoder", causal=True, depths=depths, branches=branches)
         self.prefixed = spec.visibility == "prefix"
+        self.one_piece = "every token of a prefix attends to the whole prefix" if self.prefixed else None
         site = replace(site, sees_ahead=self.prefixed)
         uses = {"target": ("target", spec.vocab, spec.input.table_width(spec.d_model))}
         if spec.head.needs_table:
@@ -95,11 +96,13 @@ class DecoderOnlyModel(LanguageModel):
         x = self.embed("target", ids, mask, T)
         return self.decoder(x, Context(View(mask, T, T, ids.device), losses=losses, trace=trace)).x
 
-    def start(self, batch: Batch, max_len: int, beams: int = 1, static: bool = False) -> Decoding:
+    def start(
+        self, batch: Batch, max_len: int, beams: int = 1, static: bool = False, prefill_chunk: int | None = None
+    ) -> Decoding:
         refuse(batch, "source", "types", "packed")
         rows = self.new_rows(batch.target.shape[0], beams, batch.target.device, max_len, static)
         nothing = Context(View(own_mask(batch, None, None, causal=True), 1, 1, batch.target.device))
-        return Decoding(rows, self.decoder.start(rows, nothing), beams)
+        return Decoding(rows, self.decoder.start(rows, nothing), beams, prefill_chunk=prefill_chunk)
 
     def step(
         self, ids: Int[Tensor, "B T"], decoding: Decoding, counts: Int[Tensor, " B"] | None

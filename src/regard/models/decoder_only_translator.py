@@ -49,12 +49,14 @@ class DecoderOnlyTranslatorModel(DecoderOnlyModel):
         place = order.argsort(1)[:, S:]  # which positions hold the target tokens
         return x.gather(1, place[..., None].expand(-1, -1, x.shape[-1]))
 
-    def start(self, batch: Batch, max_len: int, beams: int = 1, static: bool = False) -> Decoding:
+    def start(
+        self, batch: Batch, max_len: int, beams: int = 1, static: bool = False, prefill_chunk: int | None = None
+    ) -> Decoding:
         check_unpacked(batch)
         source = source_of(batch).repeat_interleave(beams, 0)
         rows = self.new_rows(source.shape[0] // beams, beams, source.device, source.shape[1] + max_len, static)
         nothing = Context(View(own_mask(batch, None, None, causal=True), 1, 1, source.device))
-        decoding = Decoding(rows, self.decoder.start(rows, nothing), beams)
+        decoding = Decoding(rows, self.decoder.start(rows, nothing), beams, prefill_chunk=prefill_chunk)
         seg = batch.source_seg
         counts = None if seg is None else (seg != 0).sum(1).repeat_interleave(beams, 0)
         self.consume(source, decoding, counts)

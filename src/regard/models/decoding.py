@@ -26,6 +26,7 @@ class Decoding:
     cross: View | None = None
     prefix: Int[Tensor, " B"] | None = None  # length of the prefix in each row of a prefix LM
     trace: Trace | None = None
+    prefill_chunk: int | None = None  # maximum number of tokens that are processed at a time; None: no maximum
 
     def reorder(self, parent: Int[Tensor, " B"]) -> None:
         """Reorder the state so that row i continues row parent[i], which must be a beam of the same source."""

@@ -24,6 +24,7 @@ from regard.errors import RegardError
 from regard.fast import graphs, operators
 from regard.models.base import Model
 from regard.models.loss import Loss
+from regard.training.activation_checkpointing import checkpoints_blocks
 from regard.training.optim import Optimizer, clip
 
 RECENT = 8  # number of recent batch shapes to remember until one of them occurs again
@@ -359,6 +360,8 @@ def capture_obstacle(update: Update, one_shape: bool) -> str | None:
         return "float16 scales the loss on the host (train.precision)"
     if not update.optimizer.capturable:
         return "the optimizer waits for the device at every step (train.optimizer)"
+    if checkpoints_blocks(update.model):
+        return "a graph cannot draw the random numbers of dropout a second time (train.checkpoint_layers)"
     return None
 
 

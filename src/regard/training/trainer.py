@@ -23,6 +23,7 @@ from regard.data.objectives import Item
 from regard.errors import DataError, OutOfMemoryError, RegardError, SpecError, lacks_memory
 from regard.models.base import Model
 from regard.nn.core import Reporting
+from regard.training.activation_checkpointing import checkpoint_blocks
 from regard.training.budget import Budget
 from regard.training.checkpoint import CheckpointPolicy, RunFolder, mean, read_tensors, weights_digest
 from regard.training.early_stopping import improvements, should_stop
@@ -142,6 +143,8 @@ class Trainer:
             )
         if not plain:
             fast.install(model, self.device)
+        if spec.checkpoint_layers:
+            checkpoint_blocks(model)
         self.budget = Budget(spec.time, began)
         if spec.optimizer is None:
             raise SpecError("train.optimizer", "is not chosen yet; give one, such as AdamW(1e-3)")

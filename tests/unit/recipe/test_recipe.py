@@ -268,6 +268,10 @@ def test_a_wrong_table_is_refused_at_once(record: dict[str, Any], message: str) 
     ("change", "message"),
     [
         ("train.stesp=3", "train.stesp: unknown key 'stesp' in 'train'; did you mean 'steps'?"),
+        (
+            "train.checkpoint_layer=true",
+            "train.checkpoint_layer: unknown key 'checkpoint_layer' in 'train'; did you mean 'checkpoint_layers'?",
+        ),
         ("data.tokenizer.vocabb=3", "data.tokenizer.vocabb: unknown key 'vocabb' in 'bpe'; did you mean 'vocab'?"),
         ("decode.beems=3", "decode.beems: unknown key 'beems' in 'beam'; did you mean 'beam_size'?"),
         ("model.heds=2", "model.heds: unknown key 'heds' in 'encoder_decoder'; did you mean 'heads'?"),

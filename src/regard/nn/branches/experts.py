@@ -2,17 +2,18 @@
 
 from abc import abstractmethod
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Bool, Float, Int
-from torch import Tensor, nn
+from jaxtyping import Bool, Float
+from torch import Tensor
 
-from regard.nn.activation import ACTIVATIONS, Activation
+from regard.nn.activation import Activation
 from regard.nn.branches.base import BranchSpec
 from regard.nn.checks import MOST_EXPERTS, check_above, check_count, check_not_negative, check_rate
-from regard.nn.core import Branch, Role, Site
+from regard.nn.core import Branch, Site
+from regard.nn.expert_networks import ExpertNetworks, Slots, queue_rank, unlimited
 from regard.nn.mask import Context
 from regard.nn.precision import full_precision, widen
 
@@ -94,26 +95,13 @@ class Routing(NamedTuple):
     probability: Tensor  # (N, E)
 
 
-class Slots(NamedTuple):
-    """The place of each (token, expert) pair in an array of `rows` x `width` tokens. One expert processes each row."""
-
-    at: Tensor  # (N, K): flat index in the array; rows * width for a dropped pair
-    width: int
-    rows: int
-    owner: Tensor | None  # (rows,): the expert that processes each row; None: expert e processes row e
-
-
-class Experts(Branch):
-    """Abstract base class of mixtures of experts: a router, and E experts with weights of shape (E, out, in)."""
-
-    used: ClassVar[int]  # number of experts per token
+class Experts(ExpertNetworks):
+    """Abstract base class of mixtures of experts whose capacity is limited in training."""
 
     def __init__(self, spec: MixtureOfExperts | Switch, d_hidden: int, site: Site) -> None:
         super().__init__()
         self.router = site.parameter(spec.experts, site.d_model, role="router")
-        self.up = _stacked(spec.experts, d_hidden, site.d_model, "up", site)
-        self.down = _stacked(spec.experts, site.d_model, d_hidden, "down", site)
-        self.activate, self.dropout = ACTIVATIONS[spec.activation], nn.Dropout(site.activation_dropout)
+        self.build_experts(spec.experts, d_hidden, spec.activation, site)
         self.capacity, self.group, self.balance = spec.capacity, spec.group, spec.balance
         # Counts for the log, not stored in checkpoints.
         self.dropped: Tensor
@@ -133,10 +121,10 @@ class Experts(Branch):
             places = _limited(choice, self.capacity, self.group)
             self._count(choice, places)
         else:
-            places = _unlimited(choice)
+            places = unlimited(choice.expert, choice.sent, choice.probability.shape[1])
         if ctx.losses is not None:
             ctx.losses.append(self.balance * _imbalance(choice, real, self.group))
-        outputs = self._run(tokens, places)
+        outputs = self.run(tokens, places)
         return (outputs * choice.gate[..., None].to(outputs.dtype)).sum(1).view_as(x)
 
     def probabilities(self, x: Float[Tensor, "N D"]) -> Float[Tensor, "N E"]:
@@ -151,28 +139,10 @@ class Experts(Branch):
         self.routed.zero_()
         return counts
 
-    def idle_flops(self, tokens: int) -> int:
-        """Return the FLOPs spent on unfilled places in the arrays of the experts when `tokens` tokens are evaluated."""
-        (E, hidden, D), K = self.up.shape, self.used
-        width, rows = _laid_out(tokens * K, E)
-        return (rows * width - tokens * K) * 4 * D * hidden
-
     def _count(self, choice: Routing, places: Slots) -> None:
         routed = (places.at < places.rows * places.width).sum()
         self.routed += routed
         self.dropped += choice.sent.sum() - routed
-
-    def _run(self, x: Float[Tensor, "N D"], places: Slots) -> Float[Tensor, "N K D"]:
-        """Return the outputs of the K chosen experts for each of N tokens, with 0 for dropped (token, expert) pairs."""
-        N, K = places.at.shape
-        at = places.at.flatten()
-        # One more place, at the end, is for dropped pairs.
-        inputs = x.new_zeros(places.rows * places.width + 1, x.shape[1])
-        inputs = inputs.index_put((at,), x[:, None].expand(N, K, -1).flatten(0, 1))[:-1]
-        up, down = (self.up, self.down) if places.owner is None else (self.up[places.owner], self.down[places.owner])
-        hidden = self.activate(inputs.unflatten(0, (places.rows, places.width)) @ up.mT)
-        out = (self.dropout(hidden) @ down.mT).flatten(0, 1)
-        return F.pad(out, (0, 0, 0, 1)).index_select(0, at).unflatten(0, (N, K))
 
 
 class MixtureOfExpertsModule(Experts):
@@ -209,11 +179,6 @@ class SwitchModule(Experts):
         return Routing(expert, gate, real[:, None], probability)
 
 
-def _stacked(experts: int, d_out: int, d_in: int, role: Role, site: Site) -> nn.Parameter:
-    """Return a stack of one matrix per expert, each initialised with the fan-in and fan-out of a single expert."""
-    return nn.Parameter(torch.stack([site.parameter(d_out, d_in, role=role).detach() for _ in range(experts)]))
-
-
 def _groups(tokens: int, most: int) -> tuple[int, int]:
     """Divide tokens into as few groups of at most `most` tokens as possible. Return (groups, size of a full group)."""
     groups = -(-tokens // most)
@@ -234,39 +199,10 @@ def _limited(choice: Routing, capacity: float, most: int) -> Slots:
     chosen = F.one_hot(choice.expert, E) * choice.sent[..., None]
     # All first choices of a group come before all second choices.
     queue = _grouped(chosen, G, S).transpose(1, 2).flatten(1, 2)
-    rank = _rank(queue, 1).unflatten(1, (K, S)).transpose(1, 2).flatten(0, 1)[:N]
+    rank = queue_rank(queue, 1).unflatten(1, (K, S)).transpose(1, 2).flatten(0, 1)[:N]
     group = torch.arange(N, device=rank.device)[:, None] // S
     at = (choice.expert * G + group) * C + rank
     return Slots(at.where(choice.sent & (rank < C), E * G * C), G * C, E, None)
-
-
-def _laid_out(choices: int, experts: int) -> tuple[int, int]:
-    """Return (width, rows) of an array that holds `choices` tokens, however they are distributed over the experts.
-
-    The width is the mean number of tokens per expert, so that at most 2 * `experts` rows are needed.
-    """
-    width = -(-choices // experts)
-    return width, min(choices, choices // width + experts)
-
-
-def _unlimited(choice: Routing) -> Slots:
-    """Place all (token, expert) pairs in an array whose shape depends only on the number of pairs.
-
-    Each expert processes as many rows as its tokens fill, and the weights of unused experts are not read.
-    """
-    (N, K), E = choice.expert.shape, choice.probability.shape[1]
-    width, rows = _laid_out(N * K, E)
-    chosen = (F.one_hot(choice.expert, E) * choice.sent[..., None]).flatten(0, 1)
-    needed = (chosen.sum(0) + width - 1) // width
-    end = needed.cumsum(0)
-    at = (end - needed)[choice.expert] * width + _rank(chosen, 0).unflatten(0, (N, K))
-    owner = torch.searchsorted(end, torch.arange(rows, device=at.device), right=True).clamp(max=E - 1)
-    return Slots(at.where(choice.sent, rows * width), width, rows, owner)
-
-
-def _rank(queue: Int[Tensor, "*n E"], dim: int) -> Int[Tensor, "*n"]:
-    """Return, for each (token, expert) pair, the number of earlier pairs with the same expert along `dim`."""
-    return ((queue.cumsum(dim) - queue) * queue).sum(-1)
 
 
 def _imbalance(choice: Routing, real: Bool[Tensor, " N"], most: int) -> Float[Tensor, ""]:
