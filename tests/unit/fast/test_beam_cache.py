@@ -34,10 +34,10 @@ def stacked(model: ModelSpec, **changes: object) -> ModelSpec:
     return swap(model, Plain, lambda stack: replace(stack, **changes))
 
 
-def joined(visibility: str) -> DecoderOnlyTranslator:
+def joined(input_attention: str) -> DecoderOnlyTranslator:
     model = tiny.decoder_only()
     names = ("vocab", "d_model", "heads", "decoder")
-    return DecoderOnlyTranslator(**{name: getattr(model, name) for name in names}, visibility=visibility)  # type: ignore[reportArgumentType]
+    return DecoderOnlyTranslator(**{name: getattr(model, name) for name in names}, input_attention=input_attention)  # type: ignore[reportArgumentType]
 
 
 def of_each(position: Position) -> dict[str, ModelSpec]:
