@@ -22,7 +22,7 @@ METRICS = {  # name on the page, and whether lower is better
     "perplexity_per_word": ("perplexity per word", True),
 }
 INTRODUCTION = """\
-# What the defaults reach
+# Accuracy with default options, compared with hand-written scripts
 
 Written by `make bench-defaults` and `make bench-defaults-gpu` (`bench/defaults.py`); every run is a line of
 `defaults.jsonl`. regard is trained with its files and `--time` alone. On the same machine and for the same seconds, it
@@ -188,7 +188,7 @@ def page(results: Sequence[Result]) -> str:
     for name in machines:
         here = [result for result in published if machine(result) == name]
         versions = {version: None for result in here for version in [_versions(result)]}
-        lines += ["", f"## {name}", "", *table(here), "", f"With {'; '.join(versions)}.", "", "### Every run", ""]
+        lines += ["", f"## {name}", "", *table(here), "", f"With {'; '.join(versions)}.", "", "### Scores per run", ""]
         lines += runs_table(here)
     return "\n".join(lines) + "\n"
 

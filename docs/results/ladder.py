@@ -31,7 +31,7 @@ def page(result: Ladder) -> str:
     budget = f"{result.steps:,} steps" if result.seconds is None else f"{result.seconds:g} seconds of training"
     return "\n".join(
         [
-            "# The ladder on Multi30k",
+            "# The ladder on Multi30k: the Transformer and its predecessors",
             "",
             "Written by `make ladder` (`docs/results/ladder.py`), which continues if it was stopped. English to "
             f"German, test_2016, tokenised BLEU of greedy translations; {budget} per run on "

@@ -21,7 +21,7 @@ RACES = {
     "cpu": (("train", "small"), ("train", "base"), ("decode", "base")),
     "cuda": (("train", "base"), ("train", "big"), ("decode", "base")),
 }
-TITLES = {"cuda": "GPU", "cpu": "CPU"}
+TITLES = {"cuda": "On a GPU", "cpu": "On a CPU"}
 Race = dict[str, Any]
 
 
@@ -45,7 +45,7 @@ def merged(old: list[Race], new: list[Race]) -> list[Race]:
 def page(races: list[Race]) -> str:
     """Return speed.md as text."""
     lines = [
-        "# Speed",
+        "# Speed compared with other libraries",
         "",
         "Written by `make speed`, which runs all races of `regard bench` for its device. The ratio is to the fastest",
         "peer of the same race, computed round by round: its median and the 95 % interval of 2,000 resamples.",
@@ -66,7 +66,7 @@ def section(race: Race) -> list[str]:
     where = machine.get("gpu") or f"{machine['cpu']}, {machine['cores']} cores, threads used: {machine['threads']}"
     memory = any(row["memory_gb"] is not None for row in race["rows"])
     lines = [
-        f"### {race['task']}, {race['shape']}",
+        f"### `regard bench {race['task']} --shape {race['shape']}`",
         "",
         f"{race['unit'][0].upper()}{race['unit'][1:]}; {race['rounds']} rounds on {race['date']}. {where}. {versions}.",
         *([f"Not installed there: {', '.join(race['missing'])}."] if race["missing"] else []),

@@ -38,7 +38,7 @@ def page(table: dict[str, Any], published: dict[str, dict[str, str]]) -> str:
     rows["vanilla"] = rows.pop(BASE)
     metric: str = "BLEU" if table["metric"] == "bleu" else table["metric"]
     lines = [
-        "# Our own table",
+        "# The 52 modifications of Narang et al. (2021), trained on Multi30k",
         "",
         "Written by `make table` (`docs/results/table.py`), which continues if it was stopped. Left: the base of "
         "Narang et al. 2021 at 16.7 million parameters (`narang_small`) on Multi30k en-de, "
@@ -57,7 +57,7 @@ def page(table: dict[str, Any], published: dict[str, dict[str, str]]) -> str:
     ]
     for name, theirs in published.items():
         lines.append("| " + " | ".join([f"`{name}`", *_ours(rows.get(name)), *_theirs(theirs)]) + " |")
-    lines += ["", "## Agreement of the two tables", ""]
+    lines += ["", "## Rank correlation with the published results", ""]
     lines += _agreement(rows, published, metric)
     return "\n".join(lines) + "\n"
 

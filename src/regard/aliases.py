@@ -1,4 +1,4 @@
-"""Former names of spec kinds, fields and values, with which old recipes and runs can still be read.
+"""Former names of spec kinds, fields and values, which old recipes and runs contain.
 
 `regard.tree` replaces a former name by its current name when it reads a spec from JSON or edits a field of a spec.
 """
@@ -58,13 +58,13 @@ def current_field(kind: str, name: str) -> str:
 
 
 def current_value(kind: str, field: str, value: Any) -> Any:
-    """Return the current form of the value of a field, given the kind of the spec; `value` may be a former one."""
+    """Return the current form of the value of a field, given the kind of the spec; `value` may be a former value."""
     known = VALUES.get(kind, {}).get(field, {})
     return known.get(value, value) if isinstance(value, str) else value
 
 
 def former(record: Any) -> Any:
-    """Return a copy of a JSON value with all former names of kinds, fields and values, so that its hash is the same."""
+    """Return a JSON value with current names replaced by former names, so that its hash is as in former versions."""
     if isinstance(record, list):
         return [former(item) for item in record]
     if not isinstance(record, Mapping):

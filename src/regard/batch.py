@@ -29,7 +29,7 @@ class Batch:
     weights: Float[Tensor, "B T"] | None = None  # one per label; None: 1 except for padding
     target_pos: Int[Tensor, "B T"] | None = None  # indices within the segment; None: 0, 1, ... along the row
     source_pos: Int[Tensor, "B S"] | None = None
-    prefix: Bool[Tensor, "B T"] | None = None  # prefix LM: tokens that all tokens of their segment attend to
+    prefix: Bool[Tensor, "B T"] | None = None  # prefix LM: True at tokens that all tokens of the segment attend to
     types: Int[Tensor, "B T"] | None = None  # token types: BERT's sentence A and B
     packed: bool = False
     segments: int = 1  # maximum number of segments per row

@@ -24,6 +24,7 @@ from regard.models.decoder_only import DecoderOnly
 from regard.models.decoder_only_translator import DecoderOnlyTranslator
 from regard.models.encoder_decoder import EncoderDecoder
 from regard.models.encoder_only import EncoderOnly, MaskedLM, Pooled, SentenceClassifier, Task, TokenClassifier
+from regard.nn.big_bird import BigBird, CausalBigBird
 from regard.nn.block import Block
 from regard.nn.branches.base import BranchSpec
 from regard.nn.branches.convolution import DynamicConv, LightConv, SharedDynamicConv, SharedLightConv
@@ -66,7 +67,16 @@ from regard.nn.input import InputSpec
 from regard.nn.linear import Dense, Linear
 from regard.nn.no_residual import NoResidual
 from regard.nn.norm import LayerNorm, NoNorm, Norm
-from regard.nn.pattern import AttentionPattern, Window
+from regard.nn.pattern import (
+    AnyOf,
+    AttentionPattern,
+    Blocks,
+    DilatedWindow,
+    GlobalTokens,
+    KeepPrefix,
+    Sinks,
+    Window,
+)
 from regard.nn.position.additive import Injected, Learned
 from regard.nn.position.base import Additive, AtHeads, Position
 from regard.nn.position.bias import ALiBi, DistanceBias, T5Bias
@@ -133,7 +143,7 @@ SLOTS: dict[type[Spec], tuple[type[Spec], ...]] = {
     Norm: (LayerNorm, NoNorm, PartialRMSNorm, RMSNorm, ScaleNorm),
     Position: (ALiBi, DistanceBias, Injected, Rotary, Shaw, T5Bias),
     AtHeads: (AtHeads,),
-    AttentionPattern: (Window,),
+    AttentionPattern: (Window, DilatedWindow, Blocks, GlobalTokens, Sinks, BigBird, CausalBigBird, AnyOf, KeepPrefix),
     Bridge: (Last, Transparent, TransparentNormed),
     HeadSpec: (AdaptiveSoftmax, MixtureOfSoftmaxes, Softmax),
     Linear: (Dense, FixupLinear, WeightNorm),

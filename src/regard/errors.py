@@ -48,7 +48,7 @@ def lacks_memory(error: BaseException) -> bool:
 
 
 class CountedWarnings:
-    """A filter for warnings. Of several warnings that differ only in numbers, it shows the first and counts the others.
+    """A filter for warnings. If warnings differ only in numbers, the first one is shown and the others are counted.
 
     `with CountedWarnings(print) as warn: run.translate(texts, warn=warn)` prints the first warning of each kind and, at
     the end, the number of further warnings of that kind.

@@ -116,10 +116,10 @@ def locked(
     """Lock a folder against other processes during a `with` block.
 
     A missing folder is created, and removed afterwards if it is empty. If another process has the lock, DataError is
-    raised; if `wait` is given, it is called instead, and the lock is awaited. `check` is called before anything in the
-    locked folder changes, and may raise an error. `writes(name)` returns whether the file or folder `name` may be
-    written in the block; DataError is raised if that file or folder is a link or contains a link. If the process dies,
-    the lock is released. Temporary files of killed processes are removed.
+    raised. If `wait` is given, `wait()` is called instead, and this process then waits for the lock. `check` is called
+    before anything in the locked folder changes, and may raise an error. `writes(name)` returns whether the block may
+    write the file or folder `name`. DataError is raised if such a file or folder is a link or contains a link. If the
+    process dies, the lock is released. Temporary files of killed processes are removed.
     """
     lock = _acquire(folder, wait)
     try:
@@ -143,7 +143,7 @@ def _written_paths(folder: Path, writes: Callable[[str], bool]) -> Iterator[Path
 
 
 def _remove_temporary(folder: Path, exclusive: bool) -> None:
-    """Remove temporary files; without an exclusive lock, remove only files older than `STALE` seconds."""
+    """Remove temporary files. Without an exclusive lock, remove only files older than `STALE` seconds."""
     for path in filter(_is_temporary, list(folder.iterdir())):
         with suppress(FileNotFoundError):  # renamed by another process
             if exclusive or time.time() - path.stat().st_mtime > STALE:

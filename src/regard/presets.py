@@ -141,7 +141,7 @@ def gpt2_small() -> DecoderOnly:
 
 
 def sahai() -> EncoderDecoder:
-    """The block of the CS 182 lecture notes: heads concatenated without W_o, residual, one scale-only norm, MLP.
+    """The block of the CS 182 lecture notes: attention without W_o, a residual connection, an RMS norm and an MLP.
 
     The MLP has no residual connection. In the decoder, self-attention has a residual connection without a norm, so that
     there is one norm per block, after cross-attention.
@@ -204,11 +204,13 @@ def gnmt() -> Recurrent:
     """Wu et al. 2016, GNMT: 8 + 8 LSTM layers, width 1024, residual from layer 3, normalised additive attention.
 
     From the paper: sizes, residual connections, a bidirectional first encoder layer, and attention queries from the
-    bottom decoder layer. The context vector is an input of all higher decoder layers. From NVIDIA's code, where it
-    differs from the paper or the paper gives no details: dropout 0.2, weights from U(-0.1, 0.1), no forget bias, label
-    smoothing 0.1, one embedding table for both languages, and an untied softmax; and the query is the state after the
-    current token, not before it, so that a layer processes all tokens in one call. Differs from both: one bias per gate
-    instead of two. The paper's beam search has `alpha=0.2, coverage=0.2`.
+    bottom decoder layer. The context vector is an input of all higher decoder layers.
+
+    From NVIDIA's code, which differs from the paper or adds details: dropout 0.2, weights from U(-0.1, 0.1), no forget
+    bias, label smoothing 0.1, one embedding table for both languages, and an untied softmax. The query is the state
+    after the current token instead of before it, so that a layer processes all tokens in one call.
+
+    Differs from both: one bias per gate instead of two. The paper's beam search has `alpha=0.2, coverage=0.2`.
     """
     cell = LSTM(forget_bias=0.0)
     return Recurrent(

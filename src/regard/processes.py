@@ -74,7 +74,7 @@ class ProcessPool(ThreadPoolExecutor):
     def submit(
         self, fn: Callable[..., Any], /, *args: Any, on_event: Callable[[Any], None] | None = None, **kwargs: Any
     ) -> Future[Any]:
-        """Call `fn(*args, **kwargs)` in a worker; `fn` is a module-level function, and the arguments are JSON values.
+        """Call `fn(*args, **kwargs)` in a worker. `fn` must be a module-level function with JSON values as arguments.
 
         With `on_event`, `fn` also receives a function `emit`. Every JSON value that `fn` emits is passed to
         `on_event`, which runs in this process, in another thread.
@@ -111,7 +111,7 @@ class Worker:
         process = self._running()
         assert process.stdin is not None
         assert process.stdout is not None
-        with suppress(OSError):  # a broken pipe: the worker has died, which reading its answer shows
+        with suppress(OSError):  # a broken pipe: the worker has died, and reading its output will fail
             process.stdin.write(job + "\n")
             process.stdin.flush()
         while True:
@@ -178,10 +178,10 @@ class Worker:
 
 
 def main() -> None:
-    """Run jobs from standard input; exit at once when standard input ends, as it does when the parent dies."""
+    """Run jobs from standard input. Exit at once when standard input ends, which also happens if the parent dies."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes of a terminal: the parent decides
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8", buffering=1)
-    os.dup2(2, 1)  # what libraries print goes to stderr, not between the answers
+    os.dup2(2, 1)  # libraries that print to stdout now print to stderr, not between results
     jobs: queue.SimpleQueue[str] = queue.SimpleQueue()
     threading.Thread(target=_receive, args=(jobs,), daemon=True).start()
 

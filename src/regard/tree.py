@@ -225,7 +225,7 @@ def _child(node: Any, step: str | int, parent_path: str) -> Any:
 
 
 def _current(node: Any, step: str | int) -> str | int:
-    """Return one step of a path, with a former field name or a negative index replaced by the current one."""
+    """Return one step of a path. Replace a former field name by the current name, and a negative index by n + index."""
     if isinstance(step, int):
         return step % len(node) if isinstance(node, tuple) and -len(node) <= step < len(node) else step
     return current_field(type(node).kind, step) if isinstance(node, Spec) else step
@@ -268,8 +268,8 @@ def _item(annotation: Any, index: int) -> Any:
 def to_record(tree: Spec, parts: Parts | None = None) -> dict[str, Any]:
     """Convert a spec, with all specs in its fields, to a JSON object. Defaults are included.
 
-    If `parts` is given, a spec that `parts` does not contain gets the kind `module:Class`, for which `read` requires
-    `trust`.
+    If `parts` is given, a spec that `parts` does not contain gets the kind `module:Class`, which `read` accepts only
+    with `trust`.
     """
     part = type(tree)
     known = parts is None or parts.get(part.kind) is part
@@ -415,7 +415,7 @@ def leaves(node: Any, path: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def diff(a: Any, b: Any, path: str = "") -> list[tuple[str, Any, Any]]:
-    """Return (path, value in a, value in b) for each difference; specs of different kinds are one difference."""
+    """Return (path, value in a, value in b) for each difference. Specs of different kinds count as one difference."""
     if a == b and type(a) is type(b):
         return []
     if isinstance(a, Spec) and type(a) is type(b):

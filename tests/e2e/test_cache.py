@@ -69,5 +69,5 @@ def test_an_invalid_cache_size_is_refused(
 
 def test_the_help_names_the_folder_and_the_options() -> None:
     text = " ".join(regard("cache", "--help").stdout.split())
-    assert all(word in text for word in ("REGARD_CACHE,", "XDG_CACHE_HOME", "REGARD_CACHE_SIZE", "--clear"))
+    assert all(word in text for word in ("REGARD_CACHE sets", "XDG_CACHE_HOME", "REGARD_CACHE_SIZE", "--clear"))
     assert "--no-cache" in regard("train", "--help").stdout

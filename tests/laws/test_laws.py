@@ -16,6 +16,7 @@ from regard.models.baselines.rnn import ConstantState, Recurrent, RecurrentDecod
 from regard.models.baselines.weight_norm import WeightNorm
 from regard.models.encoder_only import EncoderOnly, MaskedLM, SentenceClassifier, TokenClassifier
 from regard.nn.activation import ACTIVATIONS
+from regard.nn.big_bird import BigBird, CausalBigBird
 from regard.nn.block import Block
 from regard.nn.branches.base import BranchSpec
 from regard.nn.branches.cross_attention import CrossAttention
@@ -33,7 +34,7 @@ from regard.nn.input import InputSpec
 from regard.nn.linear import Dense, Linear
 from regard.nn.no_residual import NoResidual
 from regard.nn.norm import LayerNorm, NoNorm, Norm
-from regard.nn.pattern import Window
+from regard.nn.pattern import AnyOf, Blocks, DilatedWindow, GlobalTokens, KeepPrefix, Sinks, Window
 from regard.nn.position.additive import Injected, Learned
 from regard.nn.position.bias import ALiBi, DistanceBias, T5Bias
 from regard.nn.position.rotary import Rotary
@@ -115,6 +116,15 @@ PARTS_UNDER_LAW: dict[str, Spec] = {
     "vectors": Vectors(5, norm=LayerNorm()),
     "by_side": BySide(Tokens(scaled=False), Tokens(norm=LayerNorm())),
     "window": Window(2),
+    "dilated_window": DilatedWindow(2, 2),
+    "blocks": Blocks(2),
+    "blocks with neighbours": Blocks(2, 1),
+    "global_tokens": GlobalTokens(2),
+    "sinks": Sinks(2, 1),
+    "big_bird": BigBird(1, 1, 1),
+    "causal_big_bird": CausalBigBird(1, 1, 1),
+    "any_of": AnyOf((Window(2), GlobalTokens(1))),
+    "keep_prefix": KeepPrefix(Window(2)),
     "shared blocks": Plain((BLOCK,), depth=3, unique=1),
     "pattern of two": Plain((BLOCK, Block((FeedForward(8), SelfAttention(kv_heads=1)), PreNorm())), depth=4, unique=2),
     "stack with shared shaw": Plain((BLOCK,), depth=2, position=Shaw(2), attention_pattern=Window(3)),

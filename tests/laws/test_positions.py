@@ -55,7 +55,7 @@ class _Attention(Branch):
         if terms.rotation is not None:
             q, k = terms.rotation(q), terms.rotation(k)
         if state is not None:
-            k, v = state.append(k, v)
+            k, v, _ = state.append(k, v, ctx.own)
         if ctx.trace is not None:
             ctx.trace.add(self.name, attention_weights(q, k, ctx.own, 0.5))
         return self.out(merge_heads(attend(q, k, v, ctx.own, scale=0.5)))

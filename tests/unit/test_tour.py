@@ -29,7 +29,7 @@ ENCODER_DECODER = {
 
 def path() -> dict[str, int]:
     """Return the files of an encoder layer that docs/tour.md lists, with their numbers of lines."""
-    section = TOUR.read_text().split("## One encoder layer")[1].split("\n## ")[0]
+    section = TOUR.read_text().split("## How one encoder layer is computed")[1].split("\n## ")[0]
     return {name: lines(name) for name in STEP.findall(section)}
 
 

@@ -23,7 +23,7 @@ SMALL: dict[str, Any] = {
 def ablation(
     text: Path, base: str | None, variants: Sequence[str], changes: Sequence[str], trust_code: bool = False
 ) -> RecipeRequest:
-    """Return the recipe of an ablation. The default base model is a small version of that of Narang et al. 2021."""
+    """Return the recipe of an ablation. The default is a small version of the base model of Narang et al. 2021."""
     model = {"preset": "narang_base", **SMALL} if base is None else {"preset": base}
     train = _train(ABLATION_STEPS, 5e-3, ABLATION_STEPS // 8)
     return request_from_record(

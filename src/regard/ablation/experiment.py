@@ -71,7 +71,7 @@ def run_ablation(
     machine: Resources = Resources(),
     watch: Watch = lambda _: None,
 ) -> Report:
-    """Run or continue an ablation in the folder `out`. If `request` is a function, call it with `out` locked."""
+    """Run or continue an ablation in the folder `out`. A function `request` is called while `out` is locked."""
     names, named = select_rows(settings.rows)
     for name in names:
         variant(name, machine.trust_code, "--rows")
@@ -220,7 +220,7 @@ class Experiment:
         return runner.run(left.values(), self.text, measured, watch, self.deadline) if left else True
 
     def _rates(self, searches: list[Job]) -> dict[str, float]:
-        """Return the best learning-rate factor of each row whose search is complete. A failed run has infinite loss."""
+        """Return the best learning-rate factor of each row whose search is complete. Failed runs have infinite loss."""
         best: dict[str, tuple[float, float]] = {}
         for job in searches:
             result = self.results.get(job.hash)
@@ -233,7 +233,7 @@ class Experiment:
         return {row: factor for row, (_, factor) in best.items() if not math.isnan(factor)}
 
     def _paced(self, runner: Runner, row: Row, seconds: float) -> Row:
-        """Return the row with the number of steps that take `seconds`. A row that cannot be trained is left out."""
+        """Return the row with the number of steps that take `seconds`. A failed row is marked as left out."""
         if row.model is None:
             return row
         try:
@@ -247,7 +247,7 @@ class Experiment:
         self.watch({"event": "message", "text": sentence})
 
     def _steps(self, runner: Runner, row: Row, seconds: float) -> int:
-        """Return the number of training steps that take `seconds`. It is measured once and stored in `steps.json`."""
+        """Return the number of training steps that take `seconds`: measured now, or read from `steps.json`."""
         train = plan.training(self.recipe.train, LONG)
         probe = plan.job(row, 1, replace(self.recipe, train=train), self.text)
         key, path = f"{probe.hash} {seconds:g}", self.folder / "steps.json"

@@ -122,7 +122,7 @@ def _open_ladder(
 def _row(builder: RowBuilder, base: Row, name: str, named: bool) -> Row:
     """Return the table row of the model `name`, resized to as many parameters as the base.
 
-    If the model does not fit the task, raise an error if it is `named`, otherwise mark the row as left out.
+    If the model does not fit the task, the row is marked as left out. If `named` is true, an error is raised instead.
     """
     assert base.model is not None
     try:

@@ -63,7 +63,7 @@ class Runner(ProcessPool):
         """Run the jobs, pass every event to `watch`, and return True if all jobs were started.
 
         A job is not started if it would end after the deadline, assuming that it takes as long as the longest job so
-        far. `measured["metric"]` is the metric to compute, and `measured["texts"]` is whether to store translations.
+        far. `measured["metric"]` is the metric to compute, and `measured["texts"]` is True to store translations.
         """
         waiting, busy, clock = deque(jobs), 0, _Clock(deadline)
         events: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
@@ -109,7 +109,7 @@ class Runner(ProcessPool):
         }
 
     def speed(self, job: Job, text: Text, seconds: float, watch: Watch) -> float:
-        """Return the training steps per second of a job, or raise `JobError` if it cannot be trained."""
+        """Return the training steps per second of a job, or raise `JobError` if the model cannot be trained."""
         folder = self.folder / "runs" / ".speed"
         folder.mkdir(parents=True, exist_ok=True)
         order = self._order(folder, job, text) | {"seconds": seconds}

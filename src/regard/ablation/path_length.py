@@ -9,7 +9,7 @@ path is the smallest number of operations that a signal passes through from the 
     ByteNet, E + D blocks                           E + D                                  E + D
     RNN, unidirectional encoder, E + D layers       (1 + max(E, D)) n                      2n + E - 1
     RNN, reversed or bidirectional encoder          (1 + max(E, D)) n                      n + E
-    RNN with attention                              one more                               E + 1
+    RNN with attention                              one more than without                  E + 1
 
 The longest path may start at any source token. A recurrent layer is applied to all tokens before the layer above it, as
 bidirectional layers require. (Unidirectional layers could also run one token behind each other, in 2n + max(E, D) - 1

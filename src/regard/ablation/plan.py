@@ -52,7 +52,7 @@ class Text:
 
 
 def tokenised(request: RecipeRequest, folder: Path, report: Callable[[str], None] = lambda _: None) -> Text:
-    """Return the tokenised text. It is stored under `folder`, so that it is tokenised only once."""
+    """Return the tokenised text. The result is stored under `folder`, so that a text is tokenised only once."""
     if request.start is not None:
         raise DataError("start: an ablation trains all models from random weights; leave --from out")
     store = folder / _key(request)
@@ -116,7 +116,7 @@ REASON = f"every run trains for all its steps, is validated {POINTS} times and c
 
 
 def check_changes(changes: Iterable[str], request: RecipeRequest, steps: bool) -> None:
-    """Raise an error for `--set` options without effect. `steps`: whether another option sets the number of steps."""
+    """Raise an error for `--set` options without effect. `steps` is true if another option sets the number of steps."""
     for path in (parse_change(change)[0] for change in changes):
         section, _, field = path.partition(".")
         if section == "decode":

@@ -119,7 +119,7 @@ def _names(axes: "Axes", names: Sequence[str]) -> None:
 
 
 def _lines(axes: "Axes", rows: Sequence[dict[str, Any]]) -> None:
-    """Draw one curve per model, labelled at its end. With over 24 models, label only the base and clear differences."""
+    """Draw one labelled curve per model. With over 24 models, label only the base and models that clearly differ."""
     low, high = axes.get_ylim()
     for row in sorted(rows, key=lambda row: (kind(row) == "base", bool(kind(row)))):
         thick = kind(row) == "base"

@@ -1,4 +1,4 @@
-"""Rows of an ablation: the base model with one modification each, optionally resized to equal parameters or compute."""
+"""Rows of an ablation: each is the base with one modification, optionally resized to equal parameters or compute."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -78,7 +78,11 @@ class RowBuilder:
         return model
 
     def rows(self, names: list[str], named: set[str]) -> list[Row]:
-        """Return one row per modification. If one does not apply, mark it as left out, or raise if it is in `named`."""
+        """Return one row per modification.
+
+        If a modification does not apply, its row is marked as left out. If `named` contains the modification, an error
+        is raised instead.
+        """
         rows = []
         for name in names:
             try:
@@ -124,7 +128,7 @@ class RowBuilder:
 
 
 def scaled(model: Any, factor: float, step: int) -> Any:
-    """Multiply the hidden widths of feed-forward layers by `factor`. Large ones are rounded to multiples of `step`."""
+    """Multiply hidden widths of feed-forward layers by `factor`, and round large widths to multiples of `step`."""
 
     def scale(feedforward: FeedForward) -> FeedForward:
         width = (feedforward.d_hidden or 4 * model.d_model) * factor

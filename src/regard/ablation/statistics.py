@@ -11,9 +11,9 @@ the weight w and the further seeds 1 - w. The variance of the effect is
 If all rows have equal variances, V_r is smallest at w = 1 - q a, where q = m / (n + m), v = sigma^2 + tau^2, and
 a = sigma^2 / v is the share of a run's variance that the seed does not explain. If the residual variance is small (a
 near 0), only the paired seeds count. If seeds have no common effect (a = 1), w weights all runs of the base equally.
-Because the estimate of a is poor where a is small, w = 1 - q a^3 is used instead. It costs a few percent of precision
-between the two extremes. The share a is estimated from three mean squares, which are independent of all means and, with
-equal variances, of each other. Their expected values and degrees of freedom are (R is the number of rows):
+Because the estimate of a is poor where a is small, w = 1 - q a^3 is used instead. This costs a few percent of precision
+between the two extremes. The share a is estimated from three mean squares. They are independent of all means and, if
+variances are equal, of each other. For R rows, their expected values and degrees of freedom are:
 
     E  of y[r, s] - row mean - seed mean + total mean, over the n shared seeds:  sigma^2,                 R (n - 1)
     B  of the means by seed, times R + 1:                                        sigma^2 + (R+1) tau^2,   (n - 1)
@@ -29,12 +29,13 @@ variance of a row, sigma_r^2, is estimated in two ways:
     own     The variance of the n runs of the row, after the means of the other rows have been used to remove the
             effects of the seeds. It is correct for any variances, but has only n - 1 degrees of freedom.
 
-Degrees of freedom of sums are Satterthwaite's. A row is called better or worse if both estimates find an effect. The
-test with the pooled variance is at the familywise level, corrected for all rows by Holm's procedure. The test with the
-row's own variance is at OWN times that level, without correction, so that a row that varies more than the others adds
-at most OWN * level to the false alarms. When few rows are left in Holm's procedure, the corrected level is larger than
-OWN times the level. Then the row's own variance decides alone, at the corrected level (Welch 1947 with Holm). The
-simulation in tests/unit/ablation/test_statistics.py confirms 5 % false alarms with one row up to 10 times as noisy.
+The degrees of freedom of a sum of variances are those of Satterthwaite 1946. A row is called better or worse if both
+estimates find an effect. The test with the pooled variance is at the familywise level, corrected for all rows by Holm's
+procedure. The test with the row's own variance is at OWN times that level, without correction, so that a row that
+varies more than the others adds at most OWN * level to the false alarms. When few rows are left in Holm's procedure,
+the corrected level is larger than OWN times the level. Then the row's own variance decides alone, at the corrected
+level (Welch 1947 with Holm). The simulation in tests/unit/ablation/test_statistics.py confirms 5 % false alarms with
+one row up to 10 times as noisy.
 
 If E has fewer than 4 degrees of freedom, the benefit of pairing cannot be estimated, and the mean of the row is
 compared with the mean of all runs of the base. The stated error is then too large if seeds have a common effect. In
@@ -89,7 +90,7 @@ class Error(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """The estimated effect of a modification, with a standard error from the pooled variance and one from its own."""
+    """The estimated effect of a modification, with its standard errors from the pooled and from its own variance."""
 
     effect: float
     pooled: Error
@@ -132,12 +133,12 @@ class Fit(NamedTuple):
     base: np.ndarray  # (..., k): parts of the variance of an effect that come from the base
     more: np.ndarray  # (...): other parts of the variance of an effect, treated as known
     runs: int  # n
-    freedom: tuple[int, ...]  # of the pooled variance, then of the parts from the base
-    least: bool  # own estimates have n - 1 degrees of freedom
+    freedom: tuple[int, ...]  # degrees of freedom of the pooled variance, then of the parts from the base
+    least: bool  # True: own estimates have n - 1 degrees of freedom
     v: np.ndarray  # (...): variance of a run over seeds
     w: np.ndarray  # (...): weight of the base's paired seeds
     paired: bool
-    steady: bool = True  # the rows are in the pool
+    steady: bool = True  # True: the rows are in the pool
 
     def error(self, variance: np.ndarray, freedom: int, least: bool = False) -> tuple[np.ndarray, np.ndarray]:
         """Return (standard errors, degrees of freedom) of the effects, given the variance (..., R) of one run."""
@@ -160,7 +161,7 @@ class Fit(NamedTuple):
 
 @dataclass(frozen=True)
 class Rule:
-    """The significance test of effects. `level` holds for all modified models together (Holm's procedure)."""
+    """The significance test of effects. `level` is the familywise significance level (Holm's procedure)."""
 
     level: float
     apart: int = 0  # rows that are excluded from the pool
@@ -175,7 +176,7 @@ class Rule:
         return not steady or left <= self.confirms
 
     def p_value(self, row: Estimate, left: int) -> float:
-        """Return the p-value of a model when `left` models remain to be tested. It never decreases with `left`."""
+        """Return the p-value of a model when `left` models remain to be tested. A larger `left` never reduces it."""
         own = row.own.p_value(row.effect)
         if self.alone(row.steady, left):
             return min(1.0, left * own)
@@ -278,7 +279,7 @@ def _chi_nodes(freedom: float, nodes: int = NODES) -> tuple[np.ndarray, np.ndarr
 
 
 def estimate(base: Runs, rows: Mapping[str, Runs]) -> tuple[dict[str, Estimate], Spread]:
-    """Return (estimated effects by name, spread over seeds) of models with the same seeds. The base may have more."""
+    """Return (estimated effects by name, spread over seeds). The rows must have equal seeds."""
     fits, spread = fitted(base, rows)
     return _estimates(fits), spread
 
@@ -291,7 +292,7 @@ def _estimates(fits: Fits) -> dict[str, Estimate]:
 
 
 def fitted(base: Runs, rows: Mapping[str, Runs]) -> tuple[Fits, Spread]:
-    """Return (fits, spread over seeds). A model whose loss varies far more than that of the others is fitted alone."""
+    """Return (fits, spread over seeds). A model with a far larger variance than the others is fitted alone."""
     seeds_of_rows = {frozenset(runs) for runs in rows.values()}
     if len(seeds_of_rows) > 1 or frozenset() in seeds_of_rows:
         raise DataError(
@@ -327,7 +328,7 @@ def fitted(base: Runs, rows: Mapping[str, Runs]) -> tuple[Fits, Spread]:
 
 
 def paired(base: np.ndarray, rows: np.ndarray, further: np.ndarray) -> Fit:
-    """Return the fit of `rows` (..., R, n) and of the base, with the same seeds (..., n) and further seeds (..., m)."""
+    """Return the fit of `rows` (..., R, n) and `base` (..., n), paired by seed, and `further` (..., m) base runs."""
     (R, n), m = rows.shape[-2:], further.shape[-1]
     if R * (n - 1) < FEW:
         return unpaired(base, rows, further)

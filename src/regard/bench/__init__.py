@@ -1,1 +1,1 @@
-"""Speed comparisons with other libraries: the same work, interleaved in one process."""
+"""Speed comparisons with other libraries, which take turns at the same work in one process."""

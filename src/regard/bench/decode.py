@@ -1,4 +1,4 @@
-"""The decoding benchmark: output tokens per second of beam search over ids. All outputs have one forced length."""
+"""The decoding benchmark: output tokens per second of beam search. All outputs are forced to the same length."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace

@@ -58,7 +58,7 @@ def race(contestants: Sequence[Contestant], rounds: int, device: torch.device, r
     """Run all benchmarked models in every round, and return one table row per model.
 
     The order within a round is random, and every second round reverses the order of the round before. On a CPU, the
-    CPU time of the process is measured, so that other processes do not count. On a GPU, it is wall-clock time.
+    CPU time of the process is measured, so that other processes do not count. On a GPU, wall-clock time is measured.
     """
     names = [contestant.name for contestant in contestants]
     assert len(set(names)) == len(names), names

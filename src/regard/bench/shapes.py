@@ -59,7 +59,7 @@ LONGEST = (150, 175)  # maximum tokens of a source and of a target
 
 
 def sentences(shape: Shape, count: int, seed: int) -> list[Pair]:
-    """Return sentence pairs of random ids with log-normal lengths. The two sides of a pair have about equal lengths.
+    """Return sentence pairs of random ids with log-normal lengths. Source and target are about equally long.
 
     A source contains its end token. A target does not: the end token is added when the batch is built.
     """
@@ -72,7 +72,7 @@ def sentences(shape: Shape, count: int, seed: int) -> list[Pair]:
 
 
 def padded(pairs: Sequence[Pair], tokens: int, seed: int, most: int | None = None) -> list[Batch]:
-    """Return padded batches in random order. If `most` is given, return at most that many.
+    """Return padded batches in random order. If `most` is given, return at most `most` batches.
 
     The source and the target of a batch have at most `tokens` tokens each, with padding.
     """

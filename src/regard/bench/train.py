@@ -1,4 +1,4 @@
-"""The training benchmark: target tokens per second, without padding, through forward, backward, clipping and update."""
+"""The training benchmark: target tokens (without padding) per second, in training steps with gradient clipping."""
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -25,7 +25,8 @@ from regard.training.optim import AdamW
 
 ADAMW, CLIP = AdamW(learning_rate=1e-4), 1.0
 CORPUS = 10_000  # pairs; enough for batches of sorted pairs to contain hardly any padding
-GPU_TOKENS = (16_384, 32_768)  # per side; peers are measured with both, regard with batches packed to the second
+# Tokens in the source or target of a batch. Peers are measured with both numbers, regard with the second.
+GPU_TOKENS = (16_384, 32_768)
 GPU_STEPS = 15
 GPU_WARM = 50  # warm-up steps: about one for every shape of a padded batch, so that no allocation is timed
 TOLERANCE = 1e-4
@@ -60,7 +61,7 @@ class TrainingWork:
 def train(work: TrainingWork, peers: Sequence[Peer], rounds: int, report: Report) -> list[Row]:
     """Benchmark regard and the peers (other libraries), and return one table row per model.
 
-    Raise an error if model sizes differ, or if a peer with regard's weights computes another loss.
+    Raise an error if model sizes differ, or if a peer with regard's weights computes a different loss.
     """
     torch.manual_seed(0)
     ours = build(work.shape.spec(work.smoothing), seed=1)

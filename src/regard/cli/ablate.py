@@ -26,7 +26,7 @@ def ablate(
             "--rows",
             metavar="ROWS",
             help="Variants to compare: all, table (the 52 rows of Narang et al. 2021), a group such as activation, or "
-            "names separated by commas; module:function for a variant of your own.",
+            "names separated by commas. A variant of your own is named module:function.",
         ),
     ] = "all",
     variants: Annotated[
@@ -48,8 +48,8 @@ def ablate(
     match: Annotated[
         str,
         experiment_option(
-            help="Adjust the feed-forward width of every variant so that it has as many parameters (parameters) or "
-            "FLOPs (compute) as the base model; none keeps the width."
+            help="Quantity in which every variant must equal the base model: parameters, compute (FLOPs) or none. The "
+            "feed-forward width is adjusted."
         ),
     ] = "none",
     out: Annotated[
@@ -60,10 +60,12 @@ def ablate(
 ) -> None:
     """Measure which modifications of a model help on your text.
 
-    Every variant is the base model with one modification (see `regard variants`), trained in the same way with several
-    seeds; it is better, worse, or not measurably different. Without training text, a demo corpus of English numbers and
-    dates with German translations is used. To continue after an interruption, run the same command again. The results
-    are written to table.html, table.md, table.json and results.jsonl in the folder given by --out.
+    Every variant is the base model with one modification (see `regard variants`). All models are trained in the same
+    way, each with several seeds. A statistical test decides whether a variant is better or worse than the base model.
+    Without training text, a demo corpus of English numbers and dates with German translations is used.
+
+    To continue after an interruption, run the same command again. The results are written to table.html, table.md,
+    table.json and results.jsonl in the folder given by --out.
     """
     if out is None:
         raise SpecError("--out", "is missing; name the folder of this ablation, such as --out runs/ablation")

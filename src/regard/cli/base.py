@@ -1,4 +1,4 @@
-"""The command-line app, and what all commands share: panels, options, error messages and exit codes."""
+"""The command-line app, with the options, error messages and exit codes that all commands share."""
 
 import errno
 import io
@@ -42,7 +42,9 @@ Quiet = Annotated[bool, print_option("--quiet", "-q", help="Print only errors.")
 TrustCode = Annotated[
     bool,
     compute_option(
-        "--trust-code", help="Allow code named as module:name to be imported and run, also from the current folder."
+        "--trust-code",
+        help="Allow a recipe or option to import and run your own Python code, named as module:name. The module may be "
+        "a file in the current folder.",
     ),
 ]
 Plain = Annotated[bool, compute_option("--plain", help="Use plain PyTorch modules instead of fused kernels; slower.")]
@@ -63,15 +65,15 @@ Threads = Annotated[
 
 
 class Interrupted(BaseException):
-    """Raised on Ctrl-C. The exit code of KeyboardInterrupt would depend on the version of typer."""
+    """Raised on Ctrl-C instead of KeyboardInterrupt, whose exit code depends on the version of typer."""
 
 
 def main() -> None:
     """Run the command in `sys.argv`, and exit.
 
-    An error that the user can correct, a full disk and a lack of memory give one sentence on stderr and exit code 2.
-    Ctrl-C gives exit code 130. If the reader of the output closes the pipe (as `| head` does), there is no message, and
-    the exit code is 141, as shells report SIGPIPE.
+    If the user can correct an error, the disk is full or memory runs out, print one sentence on stderr and exit with
+    code 2. On Ctrl-C, exit with code 130. If the reader of the output closes the pipe (as `| head` does), print nothing
+    and exit with code 141, the code of SIGPIPE in shells.
     """
     signal.signal(signal.SIGINT, _interrupt)
     _write_utf8()
@@ -167,12 +169,12 @@ _warnings = CountedWarnings(lambda sentence: complain(f"warning: {sentence}"))
 
 
 def warn(sentence: str) -> None:
-    """Print a warning on stderr. Later ones like it are only counted; their number is printed at the end."""
+    """Print a warning on stderr. Later warnings of its kind are only counted; their number is printed at the end."""
     _warnings(sentence)
 
 
 def console(stderr: bool = False, width: int | None = None) -> "Console":
-    """Return a rich console without emoji and highlighting, which would change text from users (`:cat:`)."""
+    """Return a rich console that prints text from users unchanged, without highlighting or emoji for `:cat:`."""
     from rich.console import Console
 
     return Console(stderr=stderr, width=width, emoji=False, highlight=False)
@@ -192,9 +194,10 @@ def set_threads(
 ) -> None:
     """Set the number of CPU threads of torch.
 
-    The number is `threads` if given, else that with which training in the folder `run` began, else the fastest for
-    training or decoding (`kind`) with a model of `parameters` parameters. It is measured only before training, because
-    measuring takes seconds. If an environment variable sets the number, only `threads` replaces it.
+    If `threads` is None, use the number with which training in the folder `run` began. Without such a number, use the
+    fastest number for training or decoding (`kind`) with a model of `parameters` parameters. This number is measured
+    only before training, because the measurement takes seconds. If an environment variable sets the number of threads,
+    only `threads` overrides it.
     """
     from regard.planner.threads import for_decoding, for_training, recorded, set_by_user
 

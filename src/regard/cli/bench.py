@@ -40,11 +40,11 @@ def bench(
 ) -> None:
     """Compare the speed of regard with that of other libraries.
 
-    In each of many rounds, every library runs the same model on the same
-    sentences for a short time. Speed is the number of tokens (without padding)
-    per second of CPU time, or on a GPU per second of elapsed time. In every
-    round, the speed is divided by that of the fastest other library. The median
-    of the ratios and its 95 % interval are printed.
+    In each of many short rounds, every library runs the same model on the same
+    sentences. Speed is measured in tokens (without padding) per second of CPU
+    time, or on a GPU per second of elapsed time. For each model, the command
+    prints the ratio of its speed to that of the fastest other library: the
+    median over the rounds, with a 95 % interval.
     """
     if task not in TASKS:
         raise SpecError("TASK", f"unknown task {task!r}; {nearest(task, TASKS)}")

@@ -19,7 +19,7 @@ def check(
         str,
         typer.Argument(
             metavar="MODULE:PART",
-            help="The part to check: module:name of a class (or instance) of yours, or the name of a built-in part, "
+            help="The part to check: a class or instance of your own as module:name, or the name of a built-in part, "
             "such as rms_norm.",
         ),
     ],
@@ -40,7 +40,7 @@ def check(
     beams       the score of a beam equals that of its tokens in one parallel pass
     batch       the output of a row does not depend on the other rows
     positions   token order matters if and only if a part declares that it does
-    inspection  recording attention weights changes no output; they sum to one
+    inspection  recorded attention weights sum to one; recording changes no output
     records     a model spec saved as JSON loads unchanged; misspelt keys are errors
     parameters  every parameter gets a gradient; parameter counts are exact
     storage     no tensor is stored twice; saved weights load exactly

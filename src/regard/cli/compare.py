@@ -20,8 +20,8 @@ def compare(
 ) -> None:
     """Compare training runs with each other.
 
-    The table shows where the recipes differ, and model sizes, validation curves, best scores, speed and training time.
-    For a run that is still training, the values logged so far are used.
+    The table shows the differences between the recipes, and the size, validation curve, best scores, speed and training
+    time of each model. For a run that is still training, the values logged so far are used.
     """
     from regard.runs.compare import compare as compare_runs
 

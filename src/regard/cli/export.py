@@ -24,7 +24,7 @@ def export(
     as_json: AsJson = False,
     trust_code: TrustCode = False,
 ) -> None:
-    """Convert a trained model for another inference engine, and verify it.
+    """Convert a trained model for another inference engine, and verify the result.
 
     regard and the other engine translate texts from the validation set. The
     number of equal outputs and the largest difference of log-probabilities are

@@ -27,7 +27,8 @@ RunArgument = Annotated[str, typer.Argument(metavar="RUN", help="Folder of a tra
 RunsArgument = Annotated[
     list[str],
     typer.Argument(
-        metavar="RUN... [FILE]", help="Folder of a training run, or several as an ensemble; then the file to read."
+        metavar="RUN... [FILE]",
+        help="Folder of a training run, or several folders for an ensemble, followed by the file to read.",
     ),
 ]
 Stream = Annotated[
@@ -56,7 +57,7 @@ def translate(
 ) -> None:
     """Translate a file or standard input, line by line.
 
-    With --n-best N, N lines are printed for every input line. Search settings that you do not give are those of the
+    With --n-best N, N lines are printed for every input line. Search settings that you do not give are taken from the
     recipe (section decode). An input with more tokens than data.max_len in the recipe is truncated, with a warning.
     """
     from regard.runs.decode import text_decoder
@@ -211,9 +212,9 @@ def score(
 ) -> None:
     """Print the log-probability of each text.
 
-    A translation is scored given its source. The end-of-text token is scored, too. For outputs (--outputs), the tokens
-    that were generated are scored; other text is tokenized. A language model trained on continuous text (a stream)
-    scores each line as if it followed a line feed.
+    A translation is scored given its source. The log-probability includes that of the end-of-text token. Texts are
+    tokenized first, but with --outputs, the tokens that were generated are scored. A language model that was trained on
+    continuous text (a stream) scores each line as if it followed a line feed.
     """
     from regard.data.text import ParallelFiles
 
@@ -279,7 +280,7 @@ class Evaluation:
         typer.Option(
             min=1,
             metavar="N",
-            help="For a language model: tokens between the starts of two context windows. Default: half a window.",
+            help="For a language model: tokens between the starts of adjacent windows. Default: half a window.",
         ),
     ] = None
     batch_size: BatchSize = None

@@ -12,8 +12,8 @@ from typing import BinaryIO
 
 from regard.errors import DataError
 
-PAUSE = 0.1  # seconds without a new line, at which a batch ends
-PATIENCE = 1.0  # seconds after its first line, at which a batch ends even if more lines arrive
+PAUSE = 0.1  # a batch ends after this many seconds without a new line
+PATIENCE = 1.0  # a batch ends this many seconds after its first line, even if more lines arrive
 
 
 def lines_of(file: str | None) -> Iterator[str]:
@@ -50,7 +50,7 @@ def pieces_of(file: str | None, size: int) -> Iterator[tuple[int, list[str]]]:
 
 
 def _until_failure(lines: Iterator[str], failed: list[Exception]) -> Iterator[str]:
-    """Yield lines until reading one of them fails, and append that error to `failed`."""
+    """Yield lines. If reading a line fails, append the error to `failed` and stop."""
     try:
         yield from lines
     except Exception as error:  # raised again after the lines before it are processed

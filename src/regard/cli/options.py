@@ -84,7 +84,7 @@ Change = Annotated[
 
 @dataclass(frozen=True)
 class PairFiles:
-    """The options for training files with pairs of source and target."""
+    """The options for training files that contain pairs of source and target."""
 
     source: Annotated[str | None, data_option(help="File with the source text, one sentence per line.")] = None
     target: Annotated[str | None, data_option(help="File with the translation of the source, line by line.")] = None
@@ -95,7 +95,9 @@ class PairFiles:
         str | None, data_option(help="File with the translation of the validation source, line by line.")
     ] = None
     tsv: Annotated[list[str] | None, data_option(help="File of tab-separated source and target. Repeatable.")] = None
-    jsonl: Annotated[list[str] | None, data_option(help="File of JSON lines: source and target. Repeatable.")] = None
+    jsonl: Annotated[list[str] | None, data_option(help="File of JSON lines with source and target. Repeatable.")] = (
+        None
+    )
     valid: Annotated[str | None, data_option(help="Validation file in the format of the training file.")] = None
 
     def keywords(self) -> dict[str, Any]:
@@ -105,7 +107,7 @@ class PairFiles:
 
 @dataclass(frozen=True)
 class TextFiles(PairFiles):
-    """The options for training files with pairs of source and target, plain text or labelled text."""
+    """The options for training files (pairs of source and target, plain text, or labelled text)."""
 
     text: Annotated[list[str] | None, data_option(help="Text file, to train a language model. Repeatable.")] = None
     labelled: Annotated[list[str] | None, data_option(help="File of tab-separated label and text. Repeatable.")] = None
@@ -162,7 +164,7 @@ class Runs:
         str | None,
         compute_option(
             metavar="TIME",
-            help="Time limit, such as 90s, 30m or 2h: a run that would not finish within it is not started. To "
+            help="Time limit, such as 90s, 30m or 2h. Training runs that would exceed the limit are not started; to "
             "continue, run the command again.",
         ),
     ] = None
@@ -212,7 +214,10 @@ class Decoding:
         list[str] | None, output_option("--ban", metavar="WORD", help="A word that no output may contain. Repeatable.")
     ] = None
     no_repeat: Annotated[
-        int, output_option(min=0, metavar="N", help="Never repeat a sequence of N tokens in an output; 0: no limit.")
+        int,
+        output_option(
+            min=0, metavar="N", help="Never repeat a sequence of N tokens in an output; 0 allows repetition."
+        ),
     ] = 0
 
 
@@ -231,7 +236,7 @@ class Loading:
         return {name: value for name, value in asdict(self).items() if name != "threads"}
 
     def load(self, path: str, device: str | None = None, mapped: bool = False) -> "TrainedModel":
-        """Return the trained model in the folder `path`, on `device`; None means the device of `--device`."""
+        """Return the trained model in the folder `path`, loaded onto `device`. If that is None, use `--device`."""
         from regard.runs.trained_model import load
 
         options: dict[str, Any] = self.keywords() | {"device": device or self.device}

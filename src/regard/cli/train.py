@@ -1,4 +1,4 @@
-"""The commands `demo`, `train` and `resume`, and `cache` for the cache of prepared training text."""
+"""The commands that train a model (`demo`, `train`, `resume`), and `cache`, which prints or clears the text cache."""
 
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -96,7 +96,7 @@ def train(
         budget_option(
             "--time",
             metavar="TIME",
-            help="Total training time, such as 5m or 2h, to which model, epochs and learning-rate schedule are fitted.",
+            help="Total training time, such as 5m or 2h. Model, epochs and learning-rate schedule are chosen to fit.",
         ),
     ] = None,
     max_time: MaxTime = None,
@@ -105,9 +105,7 @@ def train(
     plain: Plain = False,
     no_cache: Annotated[
         bool,
-        typer.Option(
-            "--no-cache", help="Neither read prepared text from the cache nor store it there (see `regard cache`)."
-        ),
+        typer.Option("--no-cache", help="Do not use the cache of prepared training text (see `regard cache`)."),
     ] = False,
     trust_code: TrustCode = False,
     as_json: AsJson = False,
@@ -116,8 +114,8 @@ def train(
     """Train a model and its tokenizer on your own text files.
 
     Settings that you do not give are chosen to suit the text, and printed with their reasons. Everything is written to
-    one folder, which `regard translate`, `generate`, `classify` and `evaluate` use. `regard resume` continues training
-    that was stopped.
+    one folder, the training run. Pass this folder to `regard translate`, `generate`, `classify` and `evaluate` to use
+    the model, or to `regard resume` to continue training that was stopped.
     """
     if out is None:
         raise SpecError("--out", "is missing; name the new folder to train into, such as --out runs/first")
@@ -175,11 +173,13 @@ def cache(
 ) -> None:
     """Print or clear the cache of prepared training text.
 
-    `regard train` stores text that it has tokenized in the cache, and does not tokenize the same text again, even if
-    the file has another name. The environment variable REGARD_CACHE, if set, is the folder of the cache. Otherwise it
-    is the folder regard in the system's cache folder (XDG_CACHE_HOME, ~/.cache). REGARD_CACHE_SIZE is the size limit
-    (default: 20GB; 0 stores nothing); the least recently used entry is removed first. The cache also contains compiled
-    code and measurements of this machine, such as the fastest number of threads.
+    `regard train` stores tokenized text in the cache, so that the same text is tokenized only once, even if the file is
+    renamed. The cache also contains compiled code, and measurements of this machine, such as the fastest number of
+    threads.
+
+    The environment variable REGARD_CACHE sets the folder of the cache. The default is the folder regard in the system's
+    cache folder (XDG_CACHE_HOME or ~/.cache). REGARD_CACHE_SIZE sets the maximum size (default: 20GB; with 0, nothing
+    is stored). Above the maximum size, the least recently used entries are removed.
     """
     from regard.data.cache import FOLDER, SIZE, Cache
 

@@ -22,9 +22,9 @@ def variants(
 ) -> None:
     """List the variants, which are modifications of a model from the literature.
 
-    The columns are the row number in the table of Narang et al. 2021 (1 to 52),
-    the name, the group, the number of parameters of the modified base model,
-    and a description with the paper.
+    The table contains the row number in the table of Narang et al. 2021 (1 to
+    52), the name and the group of each variant, the number of parameters of the
+    modified base model, and a description that cites the paper.
     """
     from regard.presets import preset
     from regard.variants import described, select

@@ -21,11 +21,11 @@ MIN_POOL = 1024  # minimum number of examples in a pool; small corpora get small
 
 @dataclass(frozen=True)
 class Plan:
-    """The batches of an epoch: ordered examples, grouped into batch rows, which are grouped into batches."""
+    """The batches of an epoch. Examples are grouped into batch rows, and batch rows are grouped into batches."""
 
     examples: np.ndarray  # indices of examples
-    rows: np.ndarray  # index in `examples` at which each batch row begins; the last element is the end
-    batches: np.ndarray  # index in `rows` at which each batch begins; the last element is the end
+    rows: np.ndarray  # index in `examples` at which each batch row begins; the last element is the number of examples
+    batches: np.ndarray  # index in `rows` at which each batch begins; the last element is the number of rows
 
     def __len__(self) -> int:
         return len(self.batches) - 1
@@ -52,7 +52,7 @@ class Batching(Spec):
         """Return a plan that groups `examples` into batches.
 
         `lengths` maps each column of the token table, such as "source", to the number of tokens of every example. The
-        examples are shuffled unless `rng` is None.
+        examples are shuffled if `rng` is given.
         """
 
     def shape(self) -> tuple[int, int] | None:
@@ -64,8 +64,8 @@ class Batching(Spec):
 class Buckets(Batching):
     """Padded batches of examples with similar lengths.
 
-    In each batch, neither the source nor the target has more than `tokens` tokens, including padding. The examples of
-    an epoch are shuffled, sorted by length (examples of equal length stay shuffled) and divided into batches. Then the
+    A batch has at most `tokens` source tokens and at most `tokens` target tokens, including padding. The examples of an
+    epoch are shuffled, sorted by length (examples of equal length stay shuffled) and divided into batches. Then the
     batches are shuffled.
     """
 
@@ -107,7 +107,7 @@ def _cuts(ascending: np.ndarray, tokens: int) -> np.ndarray:
 
 
 class FixedShape(Batching):
-    """Base class of batching specs with one batch shape: `tokens` / `length` rows of `length` tokens."""
+    """Base class of batching specs in which every batch has `tokens` / `length` rows of `length` tokens."""
 
     __slots__ = ()
     row: ClassVar[str]  # what a row is called in an error message
@@ -126,7 +126,7 @@ class FixedShape(Batching):
         return None if self.tokens is None else (self.tokens // self.length, self.length)
 
     def in_batches(self, examples: np.ndarray, rows: np.ndarray) -> Plan:
-        """Return the plan with the given batch rows, which are divided into batches in the given order."""
+        """Divide batch rows into batches in the given order, and return the plan."""
         shape, count = self.shape(), len(rows) - 1
         assert shape is not None, "resolved before planning"
         return Plan(examples, rows, np.append(np.arange(0, count, shape[0]), count))
@@ -138,8 +138,9 @@ class Packing(FixedShape):
 
     There is hardly any padding, and every batch has the same shape: `tokens` / `length` rows. The examples of an epoch
     are shuffled and divided into pools of about `pool` examples, or fewer if the corpus is small. Each pool is packed
-    by best fit decreasing: from the longest example to the shortest, each is put into the row in which it leaves the
-    least space (in its source or its target, whichever is fuller). Then the rows of all pools are shuffled.
+    by best fit decreasing, from the longest example to the shortest. Each example is put into the row in which it
+    leaves the least space, measured in the source or the target, whichever is fuller. Then the rows of all pools are
+    shuffled.
     """
 
     kind = "packing"
@@ -219,10 +220,10 @@ class Windows(FixedShape):
         return self.in_batches(starts, np.arange(len(starts) + 1))
 
     def starts(self, lengths: np.ndarray, streams: np.ndarray, offset: int, tails: bool) -> np.ndarray:
-        """Return the indices of the tokens at which windows begin, for the texts with the indices `streams`.
+        """Return the token indices at which windows begin, for the texts with the indices `streams`.
 
-        A window needs one more token after its last input, as the last label. If `tails` is true, the remaining tokens
-        of a text become a shorter window; otherwise they are skipped.
+        The token after the last input of a window must exist, because it is the last label. If `tails` is true, the
+        remaining tokens of a text become a shorter window; otherwise they are skipped.
         """
         ends, last = np.cumsum(lengths), 1 if tails else self.length
         begins = ends - lengths + offset

@@ -26,15 +26,15 @@ from regard.files import STALE, TEMPORARY, new_folder, remove, replace_text, tem
 FOLDER, SIZE = "REGARD_CACHE", "REGARD_CACHE_SIZE"  # environment variables
 DEFAULT_SIZE = "20GB"
 UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
-MANIFEST = "entry.json"  # the files of an entry with checksums; its modification time is when the entry was last used
+MANIFEST = "entry.json"  # lists the files of an entry with checksums; its mtime is when the entry was last used
 INDEX = "regard-files.json"  # checksums of text files, keyed by path
 ENTRY = re.compile(r"[0-9a-f]{64}")
 # A file may change twice within one tick of the file system's clock, so the index does not list files newer than this.
 RECENT = 10 * 10**9  # nanoseconds
 INDEX_LIMIT = 1000  # files
 TIMINGS = re.compile(r"regard-[0-9a-f]{16}\.json")  # files in the folder `threads`: speed by number of threads
-COMPILED = "regard-compiled"  # torch.compile's cache, with file names of torch's choice
-MARKER = ".regard"  # a file which shows that regard created the folder of compiled code
+COMPILED = "regard-compiled"  # folder of torch.compile's cache; torch chooses the names of the files in it
+MARKER = ".regard"  # marker file: its presence shows that regard created the folder of compiled code
 # Temporary files; earlier versions used names of the second form.
 UNFINISHED = re.compile(rf"{TEMPORARY.pattern}|\.[0-9a-f]{{64}}-[0-9a-f]{{8}}")
 FORMER_INDEX, FORMER_TIMINGS, FORMER_COMPILED = "files.json", re.compile(r"[0-9a-f]{16}\.json"), "compiled"
@@ -63,7 +63,7 @@ def size_limit() -> int:
 
 
 def timings_file(machine: str) -> Path:
-    """Return the path of the file that stores the speed of a machine by number of threads. `machine` describes it."""
+    """Return the path of the file with a machine's speed by number of threads. `machine` describes the machine."""
     return cache_folder() / "threads" / f"regard-{hashlib.sha256(machine.encode()).hexdigest()[:16]}.json"
 
 
@@ -92,7 +92,7 @@ def compile_folder() -> Path | None:
 
 @dataclass(frozen=True)
 class Key:
-    """The key of a cache entry: the entry's name and text files, and the `_stamp` of each file when it was read."""
+    """The key of a cache entry: its name, its text files, and the `_stamp` of each file when the file was read."""
 
     name: str
     files: tuple[str, ...]
@@ -208,7 +208,7 @@ class Cache:
         return sorted(entries, key=lambda entry: (-entry.used, entry.name))
 
     def trim(self) -> None:
-        """Delete the least recently used entries above the size limit, and temporary files older than a day."""
+        """Delete temporary files older than a day, and the least recently used entries until the size limit is met."""
         total = 0
         for entry in self.entries():
             total += entry.size
@@ -247,7 +247,7 @@ class Cache:
                     yield path
 
     def drop(self, name: str) -> None:
-        """Delete an entry. It is renamed first, so that other processes never use a half-deleted entry."""
+        """Delete an entry. The entry is renamed first, so that other processes never use a half-deleted entry."""
         dropped = temporary(self.data / name)
         with suppress(OSError):
             if not (self.data / name).is_symlink():
@@ -280,7 +280,7 @@ class Cache:
 
 
 def _index(path: Path) -> dict[str, Any]:
-    """Read an index file: return {path: {"mark": stamp, "sha256": checksum}}; empty if it is absent or invalid."""
+    """Return the index {path: {"mark": stamp, "sha256": checksum}}, or an empty dict if the file is unusable."""
     try:
         index = json.loads(path.read_text(encoding="utf-8"))
         return {file: {"mark": list(item["mark"]), "sha256": str(item["sha256"])} for file, item in index.items()}
@@ -311,7 +311,7 @@ def _link(path: Path, to: Path) -> None:
 
 
 def _manifest(entry: Path) -> dict[str, Any] | None:
-    """Return the manifest of an entry. Return None if it is absent or invalid, or lists a file outside the entry."""
+    """Return the manifest of an entry, or None if it is absent or invalid or lists a file outside the entry."""
     try:
         manifest = json.loads((entry / MANIFEST).read_text(encoding="utf-8"))
         content = {str(name): (int(size), str(digest)) for name, (size, digest) in manifest["content"].items()}

@@ -105,9 +105,9 @@ def choose_limit(
     """Choose a length limit between 256 and `room` tokens, and whether longer texts are cut or dropped.
 
     The limit covers 99 % of the texts, or as many as `room` permits. `long` is what happens to longer texts, as in
-    `Limit`. If it is None, it is set to "cut" for classifiers and for summaries (targets that are much shorter than
-    their sources), because the beginning of a text matters most. For other pairs it is set to "drop", because a
-    truncated source would no longer match its target.
+    `Limit`. If `long` is None, longer texts are cut for classifiers and for summaries (targets that are much shorter
+    than their sources), because the beginning of a text matters most. For other pairs, examples with longer texts are
+    dropped, because a truncated source would no longer match its target.
     """
     if objective.model == "language_model":
         return Limit(SMALLEST_LIMIT, "drop", "")

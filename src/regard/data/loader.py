@@ -39,8 +39,8 @@ class Examples:
     def epoch(self, rng: np.random.Generator | None) -> np.ndarray:
         """Return the indices of the examples of an epoch. If `rng` is None, every index occurs once.
 
-        A corpus of weight 2 occurs twice in an epoch. Of a corpus of weight 0.3, an epoch has 30 % of the examples,
-        chosen at random for every epoch.
+        A corpus of weight 2 occurs twice in an epoch. If the weight is 0.3, an epoch has 30 % of the corpus, drawn at
+        random for every epoch.
         """
         if rng is None:
             return np.arange(self.count)
@@ -94,7 +94,7 @@ class BatchLoader:
         self._ahead: tuple[int, Future[Plan]] | None = None
 
     def plan(self, epoch: int) -> Plan:
-        """Return the batches of an epoch as a `Plan`. For given examples, it depends only on the seed and the epoch."""
+        """Return the batches of an epoch. For given examples, the plan depends only on the seed and the epoch."""
         if self._plan is None or self._plan[0] != epoch:
             if self._ahead is not None and self._ahead[0] == epoch:
                 self._plan, self._ahead = (epoch, self._ahead[1].result()), None
@@ -122,11 +122,11 @@ class BatchLoader:
 
     @property
     def one_shape(self) -> bool:
-        """True if all batches have the same shape, except that the last one of an epoch may have fewer rows."""
+        """True if all batches have the same shape, except that the last batch of an epoch may have fewer rows."""
         return self.batching.shape() is not None
 
     def _packed_sizes(self) -> Packed | None:
-        """Return the shape and the size limits that all packed batches share; None if batches are not packed."""
+        """Return the shape and the size limits that all packed batches share, or None if batches are not packed."""
         shape = self.batching.shape()
         if not self.batching.packed or shape is None:
             return None
@@ -183,7 +183,7 @@ def _windows(stream: Column, starts: np.ndarray, length: int) -> tuple[dict[str,
 
 
 class Prefetch:
-    """Prepares batches in a background thread; if `pinned` is true, in pinned memory, for faster copies to a GPU."""
+    """Prepares batches in a background thread, and in pinned memory if `pinned` is true, for faster copies to a GPU."""
 
     def __init__(self, stream: BatchLoader, place: Place, pinned: bool = False, ahead: int = 8) -> None:
         self._queue: queue.Queue[tuple[Item, Place] | BaseException] = queue.Queue(ahead)
@@ -210,7 +210,7 @@ class Prefetch:
         return False
 
     def next(self) -> tuple[Item, Place]:
-        """Return (batch, place): the next batch, and the place of the batch after it."""
+        """Return (batch, place): the next batch, and the `Place` of the batch that follows."""
         entry = self._queue.get()
         if isinstance(entry, BaseException):
             self._queue.put(entry)  # the thread has ended, so the next call raises again

@@ -66,9 +66,9 @@ class Objective(Spec):
     texts: ClassVar[tuple[str, ...]]  # names of the texts in an example, in order
     input_text: ClassVar[int] = 0  # index of the text that the model reads; validation examples are chosen by this text
     output_text: ClassVar[int] = 0  # index of the text that the model predicts
-    encoded: ClassVar[Mapping[str, int]] = MappingProxyType({})  # column from a tokenizer -> index of the encoded text
+    encoded: ClassVar[Mapping[str, int]] = MappingProxyType({})  # column of token ids -> index of the text
     measured: ClassVar[tuple[str, ...]]  # columns whose lengths determine the size of a batch
-    unread: ClassVar[Mapping[str, int]] = MappingProxyType({})  # column -> number of final ids that the model skips
+    unread: ClassVar[Mapping[str, int]] = MappingProxyType({})  # column -> number of final ids that are not read
     summarizes: ClassVar[bool] = False  # True: the output is a summary of the input, of which a part may be enough
     labelled: ClassVar[bool] = False  # True: text 0 is a class label, and the objective has a field `labels`
     packs: ClassVar[bool] = True  # True: several examples may share a batch row
@@ -82,10 +82,10 @@ class Objective(Spec):
     # The metrics
     metrics: ClassVar[tuple[str, ...]] = ()  # validation metrics beside the loss, most informative first
     criterion: ClassVar[str] = "loss"  # the metric that ranks checkpoints if the recipe names none
-    provides: ClassVar[tuple[str, ...]] = ("likelihood",)  # inputs of metrics that are available (`Metric.needs`)
+    provides: ClassVar[tuple[str, ...]] = ("likelihood",)  # inputs that metrics may use (`Metric.needs`)
 
     if TYPE_CHECKING:
-        labels: tuple[str, ...]  # a field of every labelled objective; (): the sorted labels of the training text
+        labels: tuple[str, ...]  # field of labelled objectives only; (): the sorted labels of the training text
 
     @property
     def stream(self) -> bool:
@@ -117,12 +117,12 @@ class Objective(Spec):
         """Limit every sequence of a token table to at most `max_len` tokens, not counting bos and eos.
 
         Depending on the task, an example with a longer sequence is left out, truncated or split. If `cut` is true,
-        longer inputs are truncated, and examples are left out only for longer outputs.
+        longer inputs are truncated, and only examples with longer outputs are left out.
         """
 
     @abstractmethod
     def item(self, columns: Mapping[str, Column], rows: Sequence[np.ndarray], packed: Packed | None = None) -> Item:
-        """Collate a batch. `rows` has an array of example indices per batch row: one index, or several if packed."""
+        """Collate a batch. `rows` has one array per batch row: the index of one example, or of several if packed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -319,7 +319,7 @@ class Collated:
     """A column collated into batch rows: values, segment numbers (0: padding), and positions within the segments."""
 
     def __init__(self, column: Column, rows: Sequence[np.ndarray], packed: Packed | None = None, end: int = 0) -> None:
-        """`end` is the number of values to leave out at the end of every example; `packed` is the shape, if fixed."""
+        """`end` is the number of final values to leave out of every example; `packed` has the shape if it is fixed."""
         examples = np.concatenate(rows)
         first, last = column.offsets[examples], column.offsets[examples + 1] - end
         lengths = last - first

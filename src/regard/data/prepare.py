@@ -84,11 +84,13 @@ class DataSpec(Spec):
                 raise SpecError(f"train[{i}].weight", message)
         for i, corpus in enumerate(self.valid):
             if corpus.weight != 1.0:
-                raise SpecError(f"valid[{i}].weight", "validation counts every example once; leave it out")
+                raise SpecError(
+                    f"valid[{i}].weight", "has no effect, because validation counts every example once; leave it out"
+                )
 
     @property
     def longest(self) -> int:
-        """The length limit `max_len`, which is not None any more: it was given, or was chosen from the text."""
+        """The field `max_len` as an integer. It must have been given, or chosen from the text, before."""
         assert self.max_len is not None, "resolved while preparing"
         return self.max_len
 
@@ -130,7 +132,7 @@ class Survey:
         return survey
 
     def sentences(self, name: str, max_len: int, rule: choices.Long | None = None) -> list[str]:
-        """Return lines to print: how many examples of the text `name` are kept, left out and cut, and warnings.
+        """Return lines to print: warnings, and how many examples of the text `name` are kept, left out and cut.
 
         `rule` is what happens to long sources (`DataSpec.long`).
         """
@@ -163,7 +165,7 @@ class Survey:
 class Prepared:
     """The prepared data of a training run: token tables, validation texts and tokenizers."""
 
-    spec: DataSpec  # complete: the settings that were not given have been chosen
+    spec: DataSpec  # complete: settings that were None have been chosen
     objective: Objective
     train: list[Table]
     weights: list[float]
@@ -212,9 +214,9 @@ def prepare(
 
 @contextmanager
 def _spooled(spec: DataSpec, folder: Path, report: Report) -> Iterator[tuple[DataSpec, Callable[[str], str]]]:
-    """Copy every pipe to a temporary file beside `folder`; yield (spec that reads the copies, function).
+    """Copy every pipe to a temporary file beside `folder`, and yield (spec, function).
 
-    The function replaces the names of the copies in a sentence with the names of the pipes.
+    The spec reads the copies. The function takes a sentence and replaces the names of copies with those of the pipes.
     """
     corpora = (*spec.train, *spec.valid)
     pipes = list(dict.fromkeys(file for corpus in corpora for file in corpus.files() if is_pipe(file)))
@@ -355,7 +357,7 @@ def _train_tokenizers(spec: DataSpec, parts: Split) -> dict[str, Tokenizer]:
 
 
 def _train_tokenizer(spec: DataSpec, parts: Split, texts: tuple[int, ...]) -> Tokenizer:
-    """Train a tokenizer on the text or a sample of it. `texts` are the indices of the strings to use in an example."""
+    """Train a tokenizer on the text or a sample of it. `texts` are the indices of the strings of an example to use."""
     assert spec.tokenizer is not None, "chosen by now"
     if parts.share == 1.0 or spec.tokenizer.sampled:
         with suppress(tokenizers_.TooFewSubwordsError):
@@ -433,7 +435,7 @@ def opened(spec: DataSpec, folder: Path) -> Prepared:
 def _complete(spec: DataSpec, chosen: Any) -> DataSpec:
     """Return the spec with the stored tokenizer and length limit.
 
-    Prepared data of earlier versions do not store them, and get the defaults of those versions.
+    For prepared data of earlier versions, which do not store these settings, use the defaults of those versions.
     """
     may_drop = spec.objective.may_drop
     known = {"tokenizer": {"kind": "bpe"}, "max_len": 256, "long": "drop" if may_drop else None} | chosen
@@ -446,7 +448,7 @@ def _complete(spec: DataSpec, chosen: Any) -> DataSpec:
 
 
 def _strings(value: Any, count: int | None = None) -> tuple[str, ...]:
-    """Convert a JSON list of strings to a tuple. Raise an error for other values and for other numbers than `count`."""
+    """Convert a JSON list of `count` strings (None: any number) to a tuple. Raise an error for other values."""
     if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
         raise TypeError("a value is not a list of strings")
     if count is not None and len(value) != count:

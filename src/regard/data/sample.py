@@ -9,13 +9,13 @@ WHOLE = 1 << 32
 
 
 class Sample:
-    """A deterministic sample of about `limit` characters from all parts of a text, or the whole text if it is shorter.
+    """A deterministic sample of about `limit` characters from all parts of a text, or all of a shorter text.
 
     Training example n has the rank n * golden ratio modulo 1. The sample consists of the examples of lowest rank.
     """
 
     def __init__(self, texts: Sequence[int], limit: int) -> None:
-        """`limit` counts the characters of some strings of each example; `texts` are the indices of these strings."""
+        """Only the strings with the indices `texts` in each example count toward the `limit` of characters."""
         self.texts, self.limit = texts, limit
         self.characters = 0  # number of characters in the whole text
         self._below, self._size = WHOLE, 0

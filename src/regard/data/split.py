@@ -20,7 +20,7 @@ STREAM = 1_000_000  # maximum number of characters held out from a stream
 
 
 class FirstReading:
-    """The results of the first pass over the training text: a sample, the class labels, and what `split` needs."""
+    """Reads the training text once, to collect a sample, the class labels, and the hashes that `split` needs."""
 
     def __init__(self, spec: "DataSpec", seed: int, sample_size: int) -> None:
         """Read all corpora. The sample for each tokenizer has about `sample_size` characters."""
@@ -53,7 +53,7 @@ class FirstReading:
             self.ends.append(np.cumsum(np.frombuffer(sizes.tobytes(), np.int64)))
 
     def labelled(self, objective: Objective, report: list[str]) -> Objective:
-        """Return the objective with its class labels: the given ones, or else the sorted labels of the training text.
+        """Return the objective with its class labels: the given labels, or else the sorted labels of the training text.
 
         If the first line of a corpus is probably a header, a warning is appended to `report`.
         """
@@ -138,7 +138,8 @@ def split(spec: "DataSpec", reading: FirstReading) -> Split:
 def _split_stream(spec: "DataSpec", reading: FirstReading) -> Split:
     """Hold out the end of every stream (a corpus that is read as one long text) for validation.
 
-    The end is the last `spec.held_out` lines or, if that is None, the last tenth, but at most `STREAM` characters.
+    The last `spec.held_out` lines are held out. If `spec.held_out` is None, this is the last tenth of the text, but at
+    most `STREAM` characters.
     """
     if spec.held_out == 0:
         return Split(spec, reading)

@@ -27,7 +27,8 @@ C = TypeVar("C", bound="Corpus")
 MAGIC = {".gz": b"\x1f\x8b", ".xz": b"\xfd7zXZ\x00"}  # the first bytes of a compressed file
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 CHUNK = 1 << 20  # bytes per read, so that a binary file is refused before it fills the memory
-# In bytes. text8 is one line of 100 MB. A compressed file of 1 MB may contain a line that fills the memory.
+# Maximum length of a line in bytes. text8 is one line of 100 MB. A compressed file of 1 MB may expand to a line that
+# fills the memory.
 MAX_LINE = 1 << 28
 FASTTEXT = "__label__"
 UNREADABLE = (EOFError, OSError, lzma.LZMAError, zlib.error)
@@ -397,7 +398,7 @@ def _objects(path: str) -> Iterator[tuple[dict[str, Any], str]]:
 
 
 def _field(record: dict[str, Any], key: str, where: str) -> str:
-    """Return a string field of a JSON object. `key` is its name, or names joined by dots for nested objects."""
+    """Return a string field of a JSON object. `key` is the field name, or names of nested fields joined by dots."""
     value: Any = record
     for name in (key,) if key in record else key.split("."):
         if not isinstance(value, Mapping) or name not in value:

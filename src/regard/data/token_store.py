@@ -62,7 +62,7 @@ class Column:
         return cls(values, _offsets([len(row) for row in rows]))
 
     def spans(self, first: np.ndarray, last: np.ndarray) -> "Column":
-        """Return an in-memory column whose sequence i is the values at the indices first[i] to last[i] - 1."""
+        """Return an in-memory column whose sequence i has the values ids[first[i] : last[i]]."""
         offsets = _offsets(last - first)
         at = np.arange(offsets[-1]) + np.repeat(first - offsets[:-1], last - first)
         return Column(self.ids[at], offsets)

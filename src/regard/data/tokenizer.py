@@ -32,7 +32,7 @@ UNKNOWN = "<unk>"  # id 3 in the tokenizer kind "words"
 BYTE_VOCAB = len(CONTROL) + 256
 MAX_VOCAB = 32_000  # unless the recipe sets vocab
 # Rare subwords are hardly learned, which costs most where the corpus is small (Sennrich & Zhang 2019). With 5,000
-# unspaced Chinese sentences, exact match on held-out lines is 40 % with a minimum count of 2 and 99 % with this one.
+# unspaced Chinese sentences, exact match on held-out lines is 40 % with a minimum count of 2 and 99 % with 5.
 MIN_COUNT = 5
 ID_LIMIT = 1 << 24  # larger ids are refused: a model has an embedding for every id
 ENCODE_BATCH = 4096  # texts per call of the library, because a call needs many times the memory of its texts
@@ -108,7 +108,7 @@ class Tokenizer:
 
     @classmethod
     def from_json(cls, text: str, name: str = "the tokenizer") -> "Tokenizer":
-        """Return the tokenizer stored in `text`, which `to_json` returned. Error messages call the tokenizer `name`."""
+        """Return the tokenizer that `to_json` converted to `text`. Error messages contain `name`."""
         document = _parse(text, name)
         note = document["model"].pop("regard", None)
         if note is None:
@@ -191,7 +191,7 @@ class Tokenizer:
         self._check(ids)
         return [self._control.get(i) or _visible(self._token_text(i)) for i in ids]
 
-    pieces = tokens  # the former name
+    pieces = tokens  # alias for compatibility
 
     def vocabulary(self, size: int | None = None) -> list[str]:
         """Return the token for every id below `size`, as spelled in the file, or `<none-ID>` if an id has no token.
@@ -559,8 +559,8 @@ def _visible(text: str) -> str:
 def _load_guarded(document: Document, unknown: int | None) -> tuple[tokenizers.Tokenizer, dict[int, str]]:
     """Return (the library's tokenizer, {id: control token}). In this tokenizer, no text encodes to a control token.
 
-    The option `encode_special_tokens` is not enough: a Unigram model has "</s>" in its vocabulary, and would match it.
-    Control tokens therefore get random names in memory. The file is unchanged.
+    The option `encode_special_tokens` is not enough, because a Unigram model has "</s>" in its vocabulary and would
+    match it in a text. Control tokens therefore get random names in memory. The file is unchanged.
     """
     special = [token for token in document["added_tokens"] if token["special"] and token["id"] != unknown]
     secret = secrets.token_hex(16)
@@ -585,7 +585,7 @@ def _load_guarded(document: Document, unknown: int | None) -> tuple[tokenizers.T
 
 
 def _merge_tokens(merge: Any) -> tuple[str, str, str]:
-    """Return (left token, right token, merged token) of a BPE merge, which is a pair, or one string in older files."""
+    """Return (left token, right token, merged token) of a BPE merge. A merge is a pair, or a string in older files."""
     left, right = merge.split(" ") if isinstance(merge, str) else merge
     return left, right, left + right
 

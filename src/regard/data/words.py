@@ -38,7 +38,7 @@ class WordMemory(dict[str, int]):
         return number
 
     def column(self, texts: list[str]) -> Column:
-        """Return the token ids of every text as a column. They are the same as those that `encode` returns."""
+        """Return the token ids of every text as a column. The ids are the same as those from `encode`."""
         if len(self) > MAX_WORDS:
             self._reset()
         ends = [0]

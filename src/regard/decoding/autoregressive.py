@@ -49,7 +49,7 @@ class AutoregressiveLoop:
     eos_at_limit: bool = True  # a path of the maximum length may still end with eos
 
     def steps(self, job: Job) -> Iterator[list[PathStep]]:
-        """Decode a batch. After each step, yield one `PathStep` for every output that was unfinished before."""
+        """Decode a batch. After each step, yield one `PathStep` for every output that was not finished earlier."""
         if any(rules.required for rules in job.rules):
             raise SpecError("rules.required", "required words need a beam search; set beam_size to 2 or more")
         paths = [[Path(row, number, sample) for sample in range(self.paths)] for row, number in enumerate(job.rows)]
@@ -63,7 +63,7 @@ class AutoregressiveLoop:
             yield steps
 
     def step(self, run: BatchDecoding, paths: Sequence[Path]) -> list[PathStep] | None:
-        """Generate one token for every output in `paths` and return the results; None if no positions are left."""
+        """Generate one token for every output in `paths` and return the results, or None if no positions are left."""
         slots = [paths[i : i + self.paths] for i in range(0, len(paths), self.paths)]
         log_probs = run.read([[path.ids for path in slot] for slot in slots])
         if log_probs is None:
@@ -76,7 +76,7 @@ class AutoregressiveLoop:
         return steps
 
     def take(self, path: Path, pick: tuple[int, float] | None, run: BatchDecoding) -> PathStep:
-        """Append a token to an output, or end the output. `pick` is (token, log p), None if all tokens are banned."""
+        """Append a token to an output, or end the output. `pick` is (token, log p), or None if no token is allowed."""
         most = run.job.most[path.row]
         if pick is None or (len(path.ids) == most and pick[0] != run.job.ends.eos):
             return PathStep(path, None, self.finish(path, False))
@@ -95,7 +95,7 @@ class AutoregressiveLoop:
         return Hypothesis(path.ids, score, path.total, path.log_probs, ended)
 
     def without_room(self, run: BatchDecoding, paths: Sequence[Sequence[Path]]) -> Iterator[list[PathStep]]:
-        """Finish decoding when the longest prompts have no positions left, and yield the remaining steps.
+        """Yield the remaining decoding steps after the longest prompts have run out of positions.
 
         Rows with shorter prompts are decoded again in a batch of their own, in which more positions are left. The
         outputs of all other rows end.
@@ -138,6 +138,6 @@ def likeliest(
     paths: Sequence[Path],
     step: int,  # noqa: ARG001
 ) -> list[tuple[int, float] | None]:
-    """Greedy search: return (token, log p) of the likeliest token for every path; in a tie, the lowest id is chosen."""
+    """Greedy search: return (token, log p) of the likeliest token for every path. In a tie, choose the lowest id."""
     totals = [[NEVER if path.over else path.total] for path in paths]
     return [(ranked[0].token, ranked[0].log_prob) if ranked else None for ranked in best(log_probs, totals, 1)]

@@ -38,9 +38,9 @@ class Beam(Search):
     of the last decoder layer. Source positions without any attention, such as padding, are left out of the sum.
 
     `stopping` is the rule that ends the search. With "optimal", the search ends when no live (unfinished) hypothesis
-    can become one of the `n_best`. With "first", it ends when `n_best` hypotheses have ended. The other rules are those
-    of other libraries (see `regard.decoding.stopping`). With "optimal" and "first", hypotheses that were cut at the
-    length limit rank behind those that ended with eos.
+    can become one of the `n_best`. With "first", it ends when `n_best` hypotheses have ended. The other rules are
+    copied from other libraries (see `regard.decoding.stopping`). With "optimal" and "first", hypotheses that were cut
+    at the length limit rank behind those that ended with eos.
 
     With several `groups`, the beams are divided into groups that choose their tokens one after another. In every step,
     the score of a token is lowered by `diversity` for each beam of an earlier group that chose the same token
@@ -116,7 +116,7 @@ class Beam(Search):
         return self.greedy().find(job) if self.beam_size == 1 and not self.coverage else search(job, self)
 
     def _completed(self, job: Job, results: Sequence[list[Hypothesis] | None]) -> list[list[Hypothesis]]:
-        """Return the results of the search on the GPU. Rows for which the result is None are searched again here."""
+        """Return `results`, the hypotheses of the GPU search. Rows without a result are searched again on the host."""
         again = [row for row, hypotheses in enumerate(results) if hypotheses is None]
         repeated = dict(zip(again, self._on_the_host(job.part(again)), strict=True)) if again else {}
         return [repeated[row] if hypotheses is None else hypotheses for row, hypotheses in enumerate(results)]
@@ -155,7 +155,7 @@ class Source:
     def take(self, choice: Choice, step: int, before: Sequence[float], now: Sequence[float]) -> None:
         """Update the beams with the candidates that were chosen in a step.
 
-        `before` and `now` are the coverage penalties of the beams, without and with the attention of this step.
+        `before` and `now` are the coverage penalties of the beams before and after this step.
         """
         rule, onward = self.stopping, choice.onward
         full = step + 1 == self.limit and not rule.eos_at_limit

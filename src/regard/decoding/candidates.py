@@ -1,8 +1,8 @@
 """Rank the candidates for the next token in beam search on the GPU, without a transfer to the CPU.
 
-The order of candidates is that of `regard.decoding.rank`, expressed as one number, where higher is better:
-round(score / 1e-5) * (k V) - (token * k + beam), for k beams and a vocabulary of V tokens. This integer is exact in
-float64 for log-probabilities above -9e10 / (k V), such as -360,000 for 5 beams and 50,000 tokens.
+Candidates are ordered as in `regard.decoding.rank`, but by a single number, where higher is better. For k beams and a
+vocabulary of V tokens, the number is round(score / 1e-5) * (k V) - (token * k + beam). This integer is exact in float64
+for log-probabilities above -9e10 / (k V), such as -360,000 for 5 beams and 50,000 tokens.
 """
 
 from typing import NamedTuple
@@ -15,7 +15,7 @@ from regard.decoding.rank import NEVER, TIE, block_width
 
 
 class Onward(NamedTuple):
-    """The k best candidates without eos for every source, best first. In unused entries, `total` is NEVER (-inf)."""
+    """For every source, the k best candidates except eos, best first. Unused entries have `total` = NEVER (-inf)."""
 
     place: Int[Tensor, "s k"]  # beam * V + token
     value: Float[Tensor, "s k"]  # log p of the token
@@ -24,7 +24,7 @@ class Onward(NamedTuple):
 
 
 class Candidates:
-    """Computes the candidates for the next token: `ends` for eos, `onward` for all other ids outside `never`."""
+    """Computes the candidates for the next token: `ends` for eos, and `onward` for all other ids not in `never`."""
 
     def __init__(self, beams: int, vocab: int, never: tuple[int, ...], eos: int, device: torch.device) -> None:
         k, V = self.beams, self.vocab = beams, vocab
@@ -48,16 +48,16 @@ class Candidates:
         self.examined = min(2 * k - 1, k * self.blocks)
 
     def ranks(self, total: Float[Tensor, "..."], ties: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
-        """Return the rank of every candidate; higher is better. A total of nan ranks highest, and NEVER lowest."""
+        """Return the rank of every candidate, where higher is better. The total nan ranks highest, and NEVER lowest."""
         return torch.add(ties, (total / self.unit).round_(), alpha=self.beams * self.vocab)
 
     def ends(self, log_probs: Float[Tensor, "s k V"]) -> Float[Tensor, "s k"]:
-        """Return log p of eos for each beam; NEVER (-inf) if eos is in `never`."""
+        """Return log p of eos for each beam, or NEVER (-inf) if eos is in `never`."""
         last = log_probs[:, :, self.eos].to(torch.float64, copy=True)  # a copy: `onward` overwrites log_probs
         return torch.full_like(last, NEVER) if self.eos_banned else last
 
     def onward(self, log_probs: Float[Tensor, "s k V"], totals: Float[Tensor, "s k"]) -> Onward:
-        """Return the k best candidates without eos for every source, where k is the number of beams per source.
+        """Return the k best candidates except eos for every source, where k is the number of beams per source.
 
         In `log_probs`, the entries of eos and of the ids in `never` are overwritten with NEVER (-inf).
         """

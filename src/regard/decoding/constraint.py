@@ -28,7 +28,7 @@ class Constraint(Spec):
         return ()
 
     def forced(self, output: Ids, tokenizer: Tokenizer) -> int | None:  # noqa: ARG002
-        """Return the only id that may follow `output`; None if any id may follow."""
+        """Return the only id that may follow `output`, or None if any id may follow."""
         return None
 
     def bind(self, tokenizer: Tokenizer) -> TokenConstraints:

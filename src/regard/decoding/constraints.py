@@ -67,7 +67,7 @@ class TokenConstraints:
                 raise SpecError("required", message)
 
     def check(self, ends: SpecialTokens) -> None:
-        """Raise SpecError if a sequence contains bos, eos or padding. A banned sequence may be bos or padding alone."""
+        """Raise SpecError if a sequence contains bos, eos or padding, except if bos or padding alone is banned."""
         for name, sequences in (("prefix", (self.prefix,)), ("banned", self.banned), ("required", self.required)):
             for sequence in sequences:
                 special = {ends.eos, *ends.never}.intersection(sequence)
@@ -89,7 +89,7 @@ class TokenConstraints:
         return not (self.prefix or self.required or self.follows())
 
     def highest(self) -> int:
-        """Return the highest id in the prefix and in the banned and required sequences; -1 if all are empty."""
+        """Return the highest id in the prefix and in the banned and required sequences, or -1 if all are empty."""
         return max((i for ids in (self.prefix, *self.banned, *self.required) for i in ids), default=-1)
 
     def follows(self) -> bool:
@@ -119,7 +119,7 @@ class Bans:
         beams: int,
         device: torch.device,
     ) -> None:
-        """`rules` and `least` are the constraints and the minimum output length in tokens of each row."""
+        """`rules` are the constraints of each row, and `least` the minimum length of its output in tokens."""
         self.rules, self.least, self.eos, self.beams = rules, least, ends.eos, beams
         always = [{sequence[0] for sequence in each.banned if len(sequence) == 1} for each in rules]
         everywhere = set.intersection(*always)
@@ -184,6 +184,6 @@ def _known(constraint: "Constraint", ids: Iterable[int], size: int) -> Iterator[
 
 
 def index(pairs: Sequence[tuple[int, int]], like: Tensor) -> tuple[Tensor, Tensor]:
-    """Return (rows, tokens): a list of (row, token) pairs as two index tensors on the device of `like`."""
+    """Convert (row, token) pairs to two index tensors (rows, tokens) on the device of `like`."""
     rows, tokens = torch.tensor(pairs, dtype=torch.int64, device=like.device).unbind(1)
     return rows, tokens

@@ -10,7 +10,7 @@ from regard.decoding.ensemble import Decodings
 
 
 class Coverage:
-    """Attention weights of the source tokens, summed over the output tokens of each beam. Unused if weight is 0."""
+    """Attention to each source token, summed over the output tokens of a beam. If `weight` is 0, nothing is stored."""
 
     def __init__(self, weight: float, rows: int) -> None:
         self.weight = weight
@@ -24,7 +24,7 @@ class Coverage:
             self.now = attention if self.before is None else self.before + attention
 
     def penalties(self) -> tuple[list[float], list[float]]:
-        """Return (before, now): the penalties of all beams, without and with the attention of the last step.
+        """Return (before, now): the penalties of all beams before and after the last step.
 
         The penalty is weight * sum_j log(min(c_j, 1)), where c_j is the total attention to source token j. Source
         positions without any attention are padding and are left out of the sum.

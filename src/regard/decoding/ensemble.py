@@ -77,7 +77,7 @@ class Ensemble:
 
     @property
     def device_search(self) -> Any:
-        """The beam search that runs as a CUDA graph; None unless it is installed for every model."""
+        """The beam search that runs as a CUDA graph, or None if any of the models lacks it."""
         searches = [model.device_search for model in self.models]
         return None if None in searches else searches[0]
 

@@ -27,7 +27,7 @@ class Choice(NamedTuple):
     """The candidates chosen for one source in one step."""
 
     first: list[Candidate]  # the best candidates, at most as many as beams; those with eos end a hypothesis
-    onward: list[Candidate | None]  # the best candidates without eos, as many as beams, padded with None
+    onward: list[Candidate | None]  # the best candidates except those with eos, as many as beams, padded with None
 
 
 def plain(log_probs: Float[Tensor, "B V"], totals: Sequence[Sequence[float]], eos: int) -> list[Choice]:
@@ -89,7 +89,8 @@ def constrained(
 
     The candidates are the best ones of all beams together, the best two of each beam, and all tokens that continue a
     required sequence. A hypothesis may end only if it contains all required sequences. `room` is the number of tokens
-    that may follow this step. Candidates that still need more tokens than `room` are dropped, unless all do.
+    that may follow this step. Candidates that still need more than `room` tokens are dropped. If all need more, all are
+    kept.
     """
     beams, totals = len(live), [each.total for each in live]
     (candidates,) = best(log_probs, [totals], 2 * beams)

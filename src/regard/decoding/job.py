@@ -51,7 +51,7 @@ def prepare(
     rules: TokenConstraints | Sequence[TokenConstraints],
     rows: Sequence[int] | None,
 ) -> Job:
-    """Return the `Job` of decoding a batch, after checking the constraints and computing the limits of every row."""
+    """Return the `Job` for a batch: check the constraints, and compute the length limits of every row."""
     B = batch.target.shape[0]
     every = (rules,) * B if isinstance(rules, TokenConstraints) else tuple(rules)
     bounds = (limits,) * B if isinstance(limits, Limits) else tuple(limits)
@@ -110,7 +110,7 @@ class BatchDecoding:
         self.droppable = self.decodings.droppable()
 
     def read(self, outputs: Sequence[Sequence[Ids]]) -> Float[Tensor, "B V"] | None:
-        """Feed the last tokens to the models and return log p of the next token; None if no positions are left.
+        """Feed the last tokens to the models and return log p of the next token, or None if no positions are left.
 
         Banned tokens have log p = -inf. `outputs` are the ids that the beams of each source have generated so far, on
         which the constraints may depend.
@@ -131,8 +131,8 @@ class BatchDecoding:
         """Continue the beams with new tokens. Return, for each new row, the index of the old row that it continues.
 
         Beam k in group i continues beam `parents[i][k]` of the group with the token `tokens[i][k]`. `done[i]` is true
-        if the source of group i is finished. Finished groups stay in the batch until they are an eighth of all groups,
-        and are then dropped together, because dropping costs about as much as reordering.
+        if the source of group i is finished. Finished groups stay in the batch until they make up an eighth of all
+        groups. Then they are dropped together, because dropping costs about as much as reordering.
         """
         left = [slot for slot, over in enumerate(done) if not over]
         self.running = [self.slots[slot] for slot in left]
@@ -154,7 +154,7 @@ class BatchDecoding:
     def short(self) -> list[int]:
         """Return the indices of unfinished prompts (or sources) that are shorter than the longest one of the job.
 
-        In a batch without the longest one, more positions are left for their outputs.
+        In a batch of their own, they have more positions left for their outputs.
         """
         longest = max(self.job.lengths)
         return [source for source in self.running if self.job.lengths[source] < longest]

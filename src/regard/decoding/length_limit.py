@@ -69,17 +69,17 @@ def fit(sources: Int[np.ndarray, " n"], targets: Int[np.ndarray, " n"]) -> Lengt
 
 
 def of_tables(tables: Sequence[Table]) -> LengthLimit | None:
-    """Return the length limit fitted to tables of tokenized translation pairs; None if the tables are empty."""
+    """Return the length limit fitted to tables of tokenized translation pairs, or None if the tables are empty."""
     sources = np.concatenate([table["source"].lengths for table in tables])
     targets = np.concatenate([table["target"].lengths for table in tables]) - 2  # without bos and eos
     return fit(sources, targets) if len(sources) else None
 
 
 def widest(limits: Sequence[LengthLimit | None]) -> LengthLimit | None:
-    """Combine length limits into one that is at least as high as each of them.
+    """Return a length limit that is at least as high as each of the given limits.
 
-    The limits come from the models of an ensemble or from the texts of a fine-tuned model. A model that was saved
-    without a limit has the limit None; in this case, or if `limits` is empty, the result is None.
+    The limits come from the models of an ensemble or from the texts of a fine-tuned model. The limit of a model that
+    was saved without one is None. If `limits` is empty or contains None, the result is None.
     """
     known = [limit for limit in limits if limit is not None]
     if not known or len(known) < len(limits):

@@ -23,8 +23,9 @@ def find_loop(ids: Sequence[int]) -> Loop | None:
 
     A loop consists of at least 4 consecutive copies of a sequence of at most 8 tokens, and may end with an incomplete
     copy. A loop makes the output degenerate if it has at least 8 tokens and covers half of the output, or if it has at
-    least 12 tokens and is at the end of the output. If several loops are longest, the one with the shortest period is
-    returned. 107,000 training targets from six corpora, in subwords, contain no such loop.
+    least 12 tokens and is at the end of the output. If several loops are equally long, the one with the
+    shortest period is returned. In 107,000 training targets from six corpora, split into subwords, there is no such
+    loop.
     """
     longest: Loop | None = None
     for period in range(1, PERIOD + 1):
@@ -37,7 +38,7 @@ def find_loop(ids: Sequence[int]) -> Loop | None:
 
 
 def _equal(ids: Sequence[int], period: int) -> list[tuple[int, int]]:
-    """Return (start, end) of each maximal stretch in which every token equals the one `period` tokens earlier."""
+    """Return (start, end) of each maximal span in which every token equals the token `period` positions earlier."""
     stretches, start = [], 0
     for at in range(period, len(ids) + 1):
         if at == len(ids) or ids[at] != ids[at - period]:

@@ -9,13 +9,13 @@ from regard.tree import leaves
 
 @dataclass(frozen=True, slots=True)
 class Positions:
-    """The number of positions that all models of an ensemble have. If `count` is None, there is no limit."""
+    """The number of positions available in every model of an ensemble. If `count` is None, there is no limit."""
 
     count: int | None
     source_first: bool = False  # True: the sequence begins with the source, which takes up positions
 
     def left(self, read: int) -> int | None:
-        """Return the number of tokens that can be generated after `read` tokens; None if there is no limit."""
+        """Return the number of tokens that can be generated after `read` tokens, or None if there is no limit."""
         return None if self.count is None else self.count - read + 1  # the last generated token is not read
 
 

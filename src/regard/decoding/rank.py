@@ -66,7 +66,7 @@ def best(log_probs: Float[Tensor, "B V"], totals: Sequence[Sequence[float]], cou
 
 
 def apart(best_first: Sequence[Candidate], count: int) -> bool:
-    """Return whether the scores of the first `count` + 1 candidates are too far apart for rounding to change the order.
+    """Return whether the first `count` + 1 candidates differ so much in score that rounding cannot change their order.
 
     The result is False if there are at most `count` candidates.
     """
@@ -78,9 +78,9 @@ def apart(best_first: Sequence[Candidate], count: int) -> bool:
 def ranked_exactly(
     candidates: Sequence[Candidate], log_probs: Float[Tensor, "k V"], totals: Sequence[float], count: int
 ) -> list[Candidate]:
-    """Sort the candidates for one source by `sort_key`, without those of probability 0.
+    """Sort the candidates for one source by `sort_key`, and leave out candidates of probability 0.
 
-    If a token that is not among `candidates` could tie with the first `count`, all tokens are ranked.
+    If a token that is not in `candidates` could tie with one of the first `count` candidates, all tokens are ranked.
     """
     if any(math.isnan(each.total) for each in candidates):
         raise DataError("models: a log-probability is NaN; use weights without NaN or infinity")
@@ -133,7 +133,7 @@ def block_width(V: int) -> int:
 
 
 def all_ranked(log_probs: Float[Tensor, "k V"], totals: Sequence[float], count: int) -> list[Candidate]:
-    """Rank all tokens of all beams: return the `count` best candidates for one source, and all ties with the last."""
+    """Rank all tokens of all beams of a source. Return the `count` best candidates, and all that tie with the last."""
     wide = log_probs.double()
     steps = (wide + torch.tensor(totals, dtype=torch.float64, device=wide.device)[:, None]).div_(TIE).round_()
     enough = steps.flatten().topk(min(count, steps.numel())).values[-1]

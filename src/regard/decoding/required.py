@@ -13,7 +13,7 @@ class Progress(NamedTuple):
     """The part of the required sequences that an output contains so far (a state of `Required`)."""
 
     met: frozenset[int]  # the indices of the required sequences that the output contains
-    tail: Ids  # the longest beginning of a required sequence with which the output ends
+    tail: Ids  # the longest suffix of the output that is a prefix of a required sequence
 
 
 class Required:
@@ -48,7 +48,7 @@ class Required:
         return progress
 
     def distance(self, progress: Progress) -> int:
-        """Return the minimum number of further tokens with which the output contains all sequences."""
+        """Return the minimum number of tokens to append, so that the output contains all sequences."""
         if len(progress.met) == len(self.sequences):
             return 0
         if progress not in self._distances:
@@ -67,12 +67,12 @@ class Required:
 
 @lru_cache(maxsize=256)
 def automaton(sequences: tuple[Ids, ...]) -> Required:
-    """Return the automaton for the given sequences, from a cache, because batch rows often have the same sequences."""
+    """Return the automaton for the given sequences. Automata are cached, because rows often share their sequences."""
     return Required(sequences)
 
 
 def contains(sequence: Sequence[int], part: Sequence[int]) -> bool:
-    """Return whether `part` occurs in `sequence`, without gaps."""
+    """Return whether `part` is a contiguous part of `sequence`."""
     n = len(part)
     return any(tuple(sequence[i : i + n]) == tuple(part) for i in range(len(sequence) - n + 1))
 

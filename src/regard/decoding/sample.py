@@ -23,10 +23,10 @@ from regard.nn.checks import check_count, require
 class Sample(Search):
     """Sampling: every token is drawn from the model's distribution, with temperature, top-k, top-p and min-p.
 
-    The distribution is changed in this order. Log-probabilities are divided by `temperature`. `top_k` limits the choice
-    to that number of likeliest tokens (0: no limit; Fan et al. 2018). `top_p` limits it to the likeliest tokens that
-    together have this probability (Holtzman et al. 2020). `min_p` limits it to tokens at least `min_p` times as likely
-    as the likeliest one (Nguyen et al. 2024). Each source gets `n_best` samples, which are ranked by their
+    The distribution is changed in this order. Log-probabilities are divided by `temperature`. Then only the `top_k`
+    likeliest tokens are kept (0 keeps all; Fan et al. 2018). Of these, the likeliest tokens that together have the
+    probability `top_p` are kept (Holtzman et al. 2020). Last, tokens that are less than `min_p` times as likely as the
+    likeliest token are excluded (Nguyen et al. 2024). Each source gets `n_best` samples, ranked by their
     log-probability under the unchanged model.
 
     The random number for a token depends only on the seed, the index of the source or prompt in the whole input, the
@@ -110,6 +110,6 @@ class Draw:
 
 
 def uniform(seed: int, row: int, sample: int, steps: int) -> np.ndarray:
-    """Return `steps` uniform random numbers in [0, 1) for one sample of a row. A larger `steps` appends more."""
+    """Return `steps` uniform random numbers in [0, 1) for one sample of a row. A larger `steps` appends numbers."""
     philox = np.random.Philox(key=np.array([seed, row], np.uint64), counter=np.array([0, sample, 0, 0], np.uint64))
     return np.random.Generator(philox).random(steps)

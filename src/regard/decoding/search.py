@@ -74,6 +74,6 @@ def stream(
 
 
 def _check_bound(search: Search) -> None:
-    """Raise SpecError if the search has constraints: they need a tokenizer, and `find` works on token ids only."""
+    """Raise SpecError if the search has constraints, which need a tokenizer: `find` works on token ids only."""
     if getattr(search, "constraints", ()):
         raise SpecError("constraints", "need a tokenizer; bind them (`Constraint.bind`) and give them as `rules`")

@@ -1,4 +1,4 @@
-"""Stopping rules for beam search: those of regard, and exact copies of those in CTranslate2 and transformers."""
+"""Stopping rules for beam search: regard's own rules, and the exact rules of CTranslate2 and transformers."""
 
 from abc import abstractmethod
 from dataclasses import dataclass, field
@@ -88,13 +88,14 @@ class First(Stopping):
 
 
 class CTranslate2(Stopping):
-    """Stop as in CTranslate2 4 with patience 1, when as many hypotheses have ended as there are beams.
+    """Stop as in CTranslate2 4 with patience 1: when `beams` hypotheses have ended.
 
     If scores are plain log-probabilities (length_penalty 0), stop when `n_best` hypotheses have ended and one of them
     was the best candidate in its step. As in the library, eos counts towards max_decoding_length (here: `max_len`).
 
-    Differs from the library, which renormalises probabilities after excluding eos before min_decoding_length (default
-    1) and after excluding suppressed sequences. For a comparison, call the library with min_decoding_length=0.
+    Differs from the library: when the library excludes tokens, it renormalises the probabilities. It excludes eos from
+    outputs shorter than min_decoding_length (default 1), and suppressed sequences. For a comparison, call the library
+    with min_decoding_length=0.
     """
 
     eos_at_limit, strict = False, False
@@ -106,7 +107,7 @@ class CTranslate2(Stopping):
 
 
 class HuggingFace(Stopping):
-    """Stop as in transformers 5 with early_stopping=False: `beams` hypotheses have ended, and no live one is better.
+    """Stop as in transformers 5 with early_stopping=False: when no live hypothesis beats `beams` finished ones.
 
     A live hypothesis is scored as if it ended now, and compared with the worst of the `beams` best finished hypotheses.
     As in the library, eos counts towards max_new_tokens (here: `max_len`).
@@ -119,7 +120,7 @@ class HuggingFace(Stopping):
 
 
 class HuggingFaceEarly(HuggingFace):
-    """Stop as in transformers 5 with early_stopping=True, when as many hypotheses have ended as there are beams."""
+    """Stop as in transformers 5 with early_stopping=True: when `beams` hypotheses have ended."""
 
     def done(self, live: float, length: int, topped: bool) -> bool:  # noqa: ARG002
         return len(self.finished) >= self.beams

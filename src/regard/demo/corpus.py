@@ -42,7 +42,7 @@ class Corpus:
 
 @dataclass(frozen=True, slots=True)
 class Drawn:
-    """A random value, and the facts that a sentence pair about it reveals: this value, then values that it contains."""
+    """A random value and its facts: the values that a sentence pair about it reveals, such as the whole dollars."""
 
     value: Any
     text: str
@@ -63,7 +63,7 @@ class Form:
 def generate(count: int, language: str = "de", seed: int = 0, held_out: int = 1000) -> Corpus:
     """Return `count` training pairs and `held_out` distinct test pairs, the same on every machine.
 
-    The training pairs for a small `count` are the first of those for a larger `count`.
+    A larger `count` only appends training pairs.
     """
     if count < 1:
         raise SpecError("count", f"must be at least 1, not {count}")
@@ -115,9 +115,9 @@ def held_out_value(fact: str, seed: int) -> bool:
 
 
 def number_facts(number: int) -> tuple[str, ...]:
-    """Return the facts that a number reveals.
+    """Return the facts of a number: the number itself, if it can be held out.
 
-    Numbers below 100 and years reveal none: other numbers and dates contain them, so they cannot be held out.
+    Numbers below 100 and years cannot be held out, because other numbers and dates contain them.
     """
     return () if number < 100 or number in YEARS else (f"number {number}",)
 

@@ -67,7 +67,7 @@ class Language:
         return clean(self.dates.format_date(day, "full", locale=self.locale))
 
     def spoken_date(self, day: datetime.date) -> str:
-        """Return a date in words if this is supported for the language, otherwise as `long_date`."""
+        """Return a date in words if this is supported for the language, otherwise as in `long_date`."""
         return self.long_date(day)
 
     def clock(self, time: datetime.time) -> str:
@@ -94,7 +94,7 @@ class Language:
         return clean(text[: text.index("|")])
 
     def spoken_currencies(self) -> tuple[str, ...]:
-        """Return the currencies for which num2words has words in this language: for many languages, some or none."""
+        """Return the currencies that num2words can write in words in this language. There may be none."""
         english = package("num2words.lang_EU").Num2Word_EU.CURRENCY_FORMS
         if getattr(self.converter, "CURRENCY_FORMS", english) is english:
             return ()  # inherited from English: Hungarian text would contain "cents"
@@ -123,7 +123,7 @@ class German(Language):
     def cardinal(self, number: int) -> str:
         """Return a number in words, such as "einundzwanzig".
 
-        num2words writes "einhunderteinstausend" for 101,000, which is corrected.
+        The word that num2words writes for 101,000, "einhunderteinstausend", is corrected.
         """
         return super().cardinal(number).replace("einstausend", "eintausend")
 

@@ -1,4 +1,4 @@
-"""Trivial baselines, which train in seconds on the same text as the model. Scores are stored in `baselines.json`."""
+"""Trivial baselines, which train in seconds on the training text. Their scores are stored in `baselines.json`."""
 
 import math
 import time
@@ -57,7 +57,7 @@ class Baseline:
 
 
 def measure(data: Prepared, train: TrainSpec, criterion: Metric = LOSS) -> list[Baseline]:
-    """Train and evaluate the baselines for a task. The list is empty without validation text or examples to decode."""
+    """Train and evaluate the baselines for a task. Without validation text or examples to decode, return []."""
     if data.valid is None or not data.valid.rows:
         return []
     if data.objective.model == "sequence_to_sequence":
@@ -110,7 +110,7 @@ def _translation(data: Prepared, train: TrainSpec, criterion: Metric) -> list[Ba
 
 
 def _most_frequent(data: Prepared) -> tuple[str, float]:
-    """Return (target, share): the most frequent (or first) training target, and the share of the text counted."""
+    """Return (target, share): the most frequent training target, and the share of the text that was counted."""
     targets, _, share = _rows([table["target"] for table in data.train], TARGET_TOKENS)
     raw, ends = np.asarray(targets.ids).astype("<u4").tobytes(), (4 * targets.offsets).tolist()
     ((ids, _),) = Counter(raw[first:last] for first, last in pairwise(ends)).most_common(1)
@@ -136,7 +136,7 @@ def _language_model(data: Prepared) -> list[Baseline]:
 
 
 def _rows(columns: Sequence[Column], most: int, stream: bool = False) -> tuple[Column, np.ndarray, float]:
-    """Return (sample, numbers, share): texts with about `most` tokens, the text numbers, and the share of all tokens.
+    """Return (sample, numbers, share): texts with about `most` tokens, their indices, and their share of all tokens.
 
     The texts of all columns are numbered consecutively, and are sampled at random with a fixed seed. A stream is one
     long text, so the sample consists of evenly spaced blocks of the stream.
@@ -167,7 +167,7 @@ def _texts(column: Column, tokenizer: Tokenizer) -> list[str]:
 def report(
     folder: RunFolder, data: Prepared, train: TrainSpec, criterion: Metric, log: Callable[..., None], print_line: Print
 ) -> None:
-    """Measure the baselines, and store, log and print their scores, unless the run folder contains a result."""
+    """Measure the baselines, and store, log and print their scores. If scores are stored already, do nothing."""
     if _intact(folder):
         return
     began = time.perf_counter()
@@ -233,5 +233,5 @@ def sentence(baselines: Sequence[Baseline], criterion: str) -> str:
 
 
 def _metric(baseline: Baseline, criterion: str) -> str:
-    """Return the metric by which a baseline is compared: `criterion` if measured, else the first of `PREFERRED`."""
+    """Return the metric by which a baseline is compared: `criterion` if measured, else one of `PREFERRED`."""
     return criterion if criterion in baseline.metrics else next(n for n in PREFERRED if n in baseline.metrics)

@@ -39,7 +39,7 @@ class Matthews(Metric):
     digits = 3
 
     def statistics(self, outputs: Sequence[Any], references: Sequence[Any] = ()) -> Float[np.ndarray, "N K"]:
-        """Return one row per example: 1 if right, else 0; then 1; the one-hot predicted class; the one-hot label."""
+        """Return one row per example: (1 if right else 0, 1, one-hot predicted class, one-hot label), concatenated."""
         pairs = [(output, label) for output, (label,) in self.pairs(outputs, references)]
         classes = {name: number for number, name in enumerate(dict.fromkeys(name for pair in pairs for name in pair))}
         one_hot = np.eye(len(classes))

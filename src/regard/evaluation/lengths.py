@@ -23,7 +23,7 @@ class Bucket:
 
 
 def buckets(lengths: Sequence[int], count: int = 4) -> list[Bucket]:
-    """Group lines into at most `count` buckets of similar size by source length. Equal lengths share a bucket."""
+    """Group lines by source length into at most `count` buckets of similar size. Equal lengths stay together."""
     if count < 1:
         raise SpecError("buckets", f"must be at least 1, not {count}")
     values, many = np.unique(np.asarray(lengths, dtype=np.int64), return_counts=True)

@@ -89,7 +89,7 @@ class Metric(ABC):
         return Score(float(self.value(total)), self.signature(reference_lists(references)), self.full_title)
 
     def signature(self, references: int, **bootstrap: int) -> str:  # noqa: ARG002
-        """Return the signature: the settings of the metric, the number of reference lists, and the `bootstrap`."""
+        """Return the signature: the settings of the metric and of the bootstrap, and the number of reference lists."""
         return ""
 
     def with_tokenizer(self, tokenize: str) -> "Metric":  # noqa: ARG002
@@ -117,7 +117,7 @@ def reference_lists(references: Sequence[Any]) -> int:
 
 
 def reference_streams(outputs: Sequence[str], references: References) -> list[list[str]]:
-    """Return the references as a list of reference lists; raise DataError if one is not as long as `outputs`."""
+    """Return the references as a list of reference lists; raise DataError if a list is not as long as `outputs`."""
     if isinstance(outputs, str) or isinstance(references, str):
         raise DataError("hypotheses and references are lists of lines, not one text; split it into lines")
     single = not references or isinstance(references[0], str)

@@ -106,7 +106,7 @@ def accuracy(predictions: Sequence[Hashable], labels: Sequence[Hashable]) -> Sco
 
 
 def matthews(predictions: Sequence[Hashable], labels: Sequence[Hashable]) -> Score:
-    """Return the correlation of predicted and true classes (Matthews, 1975; for K classes Gorodkin, 2004), -1 to 1."""
+    """Return the correlation (-1 to 1) of predicted and true classes (Matthews, 1975; for K classes Gorodkin, 2004)."""
     return Matthews().score(predictions, labels)
 
 

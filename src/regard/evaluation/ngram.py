@@ -13,7 +13,7 @@ FALLBACK = (0.0, 0.5, 1.0, 1.5)  # discounts for a text that is too small or too
 class _Order:
     """Discounted counts of the n-grams of one order n, and total counts of their contexts (the first n - 1 tokens)."""
 
-    keys: np.ndarray  # (n-grams,) sorted: number of the context x (vocabulary + 1) + last token
+    keys: np.ndarray  # (n-grams,) sorted: index of the context x (vocabulary + 1) + last token
     discounted: np.ndarray  # (n-grams,) c(hw) - D(c(hw))
     total: np.ndarray  # (contexts,) c(h .) = sum_w c(hw), over all next tokens w
     backoff: np.ndarray  # (contexts,) sum_w D(c(hw)) / c(h .): the weight of the lower order
@@ -24,7 +24,7 @@ class KneserNey:
 
     p_n(w | h) = (c(hw) - D(c(hw))) / c(h .)  +  [sum_v D(c(hv)) / c(h .)]  p_{n-1}(w | h'),      p_0 = 1 / vocabulary,
 
-    where w is a token, h the n - 1 tokens before it, h' is h without the first token, and c(h .) = sum_v c(hv). If h
+    where w is a token, h are the n - 1 tokens before w, h' is h without its first token, and c(h .) = sum_v c(hv). If h
     does not occur, p_n = p_{n-1}. At the highest order, c counts occurrences. At lower orders, c counts the distinct
     tokens that precede an n-gram. The discount D has three values: for a count of 1, of 2, and of 3 or more. As in the
     language models of this package, the first token of a text is not predicted. Padding precedes the first token.
@@ -34,7 +34,7 @@ class KneserNey:
         self.vocabulary, self.order = vocabulary, order
         self._orders: list[_Order] = []
         tokens, predicted = self._laid(rows)
-        grams = [np.zeros(len(tokens), np.int64)]  # grams[n][i]: the number of the n-gram that ends at token i
+        grams = [np.zeros(len(tokens), np.int64)]  # grams[n][i]: the index of the n-gram that ends at token i
         keys = []
         for _ in range(order):
             distinct, numbers = np.unique(self._keys(grams[-1], tokens), return_inverse=True)
@@ -67,7 +67,7 @@ class KneserNey:
         return np.log(p)
 
     def _laid(self, rows: Column) -> tuple[np.ndarray, np.ndarray]:
-        """Return (tokens, predicted): all tokens, with padding before every text, and indices of the predicted ones."""
+        """Return (tokens, predicted): all tokens with padding before every text; the indices of predicted tokens."""
         padded = rows.between((self.vocabulary,) * (self.order - 1), ())
         tokens = np.asarray(padded.ids).astype(np.int64)
         first = np.zeros(len(tokens), np.bool_)  # the padding and the first token of each row
@@ -78,8 +78,8 @@ class KneserNey:
     def _keys(self, shorter: np.ndarray, tokens: np.ndarray) -> np.ndarray:
         """Return, for each token, an integer key of the n-gram that ends with the token.
 
-        `shorter` has the number of the (n - 1)-gram that ends with each token, or -1 if this (n - 1)-gram is not in the
-        training text. The key is -1 if the (n - 1)-gram before the token is not in the training text.
+        `shorter` contains the index of the (n - 1)-gram that ends with each token, or -1 if the (n - 1)-gram is not in
+        the training text. The key is -1 if the (n - 1)-gram before the token is not in the training text.
         """
         context = np.roll(shorter, 1)
         return np.where(context < 0, -1, context * (self.vocabulary + 1) + tokens)
@@ -92,10 +92,10 @@ def _order(keys: np.ndarray, counts: np.ndarray, contexts: np.ndarray, size: int
 
 
 def discounts(counts: np.ndarray) -> np.ndarray:
-    """Return the discounts of n-grams that are counted 0, 1, 2, and at least 3 times.
+    """Return the discounts for n-grams with a count of 0, 1, 2, and at least 3.
 
-    D_i = i - (i + 1) Y n_{i+1} / n_i with Y = n_1 / (n_1 + 2 n_2), where n_i is how many entries of `counts`
-    equal i (Chen and Goodman, 1999).
+    D_i = i - (i + 1) Y n_{i+1} / n_i with Y = n_1 / (n_1 + 2 n_2), where n_i is the number of entries of `counts`
+    that equal i (Chen and Goodman, 1999).
     """
     n = [float((counts == i).sum()) for i in range(5)]
     if not all(n[1:4]):

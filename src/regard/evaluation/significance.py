@@ -25,9 +25,10 @@ ScoreOf = Callable[[Any], float]  # the score for the sums of K statistics
 class Comparison:
     """The scores of two outputs for the same lines, and the result of a paired bootstrap test.
 
-    `difference` is `second` - `first`. `low` and `high` are the ends of the 95 % interval of the difference. `p_value`
-    is that of Koehn: (c + 1) / (resamples + 1), where c is the number of resamples in which the output that is better
-    on all lines is not better. The test is one-sided, so the interval excludes 0 when `p_value` is below 0.025.
+    `difference` is `second` - `first`. `low` and `high` are the ends of the 95 % interval of the difference. The winner
+    is the output with the better score on all lines. `p_value` is (c + 1) / (resamples + 1) (Koehn, 2004), where c is
+    the number of resamples in which the winner does not score better. The test is one-sided, so the interval excludes 0
+    when `p_value` is below 0.025.
     """
 
     metric: str
@@ -170,10 +171,10 @@ def proportion_error(right: int, lines: int) -> float:
 def compare_lines(
     first: Sequence[float | int], second: Sequence[float | int], name: str, resamples: int = RESAMPLES, seed: int = SEED
 ) -> Comparison:
-    """Compare two outputs by the paired bootstrap, given one score per line, such as an F-score, or 1 if right, else 0.
+    """Compare two outputs by the paired bootstrap, given one score per line, such as an F-score.
 
-    The corpus score is 100 times the mean of the scores. To compare two classifiers, pass for each of them
-    `[p == y for p, y in zip(predictions, labels)]`, and the name "accuracy".
+    The corpus score is 100 times the mean of the scores. To compare two classifiers, pass
+    `[p == y for p, y in zip(predictions, labels)]` as the scores of each classifier, and the name "accuracy".
     """
     if len(first) != len(second):
         raise DataError(f"{name}: {len(first)} lines in the first output and {len(second)} in the second")

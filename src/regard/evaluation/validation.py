@@ -42,7 +42,7 @@ class HeldOut:
 
 
 def measured(objective: Objective, tokenize: str, *more: Metric) -> list[Metric]:
-    """Return the metrics that validation measures in addition to the loss: the default ones of the task, and `more`.
+    """Return the metrics that validation measures besides the loss: the default metrics of the task, and `more`.
 
     Default metrics whose package is not installed are left out.
     """
@@ -91,7 +91,8 @@ def validate(
 
     Metrics of text are measured on the first `decode` examples, which `search` decodes. The result also contains the
     standard error of `criterion`, if it can be measured, the percentage of decoded outputs with a loop (`repeating`),
-    and the percentage cut at the length limit (`unfinished`). If `outputs` is a list, the decoded texts are appended.
+    and the percentage cut at the length limit (`unfinished`). If `outputs` is a list, the decoded texts are appended
+    to it.
     """
     objective = held_out.objective
     of_labels = likelihood(model, held_out.table, objective, held_out.batching)

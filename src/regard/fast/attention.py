@@ -29,7 +29,9 @@ from regard.nn.branches.synthesizer import SynthesizerPlusModule
 from regard.nn.cache import KVCache, Rows
 from regard.nn.mask import Context, Mask, View
 from regard.nn.pattern import Window
+from regard.nn.position.base import position_bias
 from regard.nn.precision import HALVES
+from regard.nn.ring_cache import Cache
 
 TRITON = find_spec("triton") is not None  # Triton comes with the CUDA builds of torch for Linux
 SHORT = 512  # the largest number of tokens in a short row or segment
@@ -38,7 +40,7 @@ _forced: list[str] = []  # kernels that `use` forces, innermost last; torch.comp
 
 
 def has_kernels(x: Tensor) -> bool:
-    """Return whether our Triton kernels are used for x: on a GPU, in bfloat16 and with gradients enabled.
+    """Return whether our Triton kernels process x. This requires a GPU, bfloat16 and enabled gradients.
 
     GPUs without bfloat16 do not support Triton either. Decoding uses torch's operators, which are faster to launch.
     """
@@ -46,7 +48,7 @@ def has_kernels(x: Tensor) -> bool:
 
 
 class Call(NamedTuple):
-    """The arguments of `attend`."""
+    """The arguments of a call of `attend`."""
 
     q: Float[Tensor, "B H T K"]
     k: Float[Tensor, "B G S K"]
@@ -142,7 +144,7 @@ def refusal(name: str, call: Call) -> str | None:  # noqa: PLR0911  # one return
     mask = view.mask
     if not q.is_cuda or q.dtype not in HALVES:
         return f"varlen needs CUDA and half precision, not {q.device.type} and {q.dtype}; use 'sdpa'"
-    if terms is not None and (terms.bias is not None or terms.content is not None):
+    if terms is not None and (has_bias(view) or terms.content is not None):
         return "varlen does not support a bias; use 'flex' or 'sdpa'"
     if q.shape[-1] != v.shape[-1] or q.shape[-1] % 8 or q.shape[-1] > 256:
         return f"varlen needs d_k = d_v, a multiple of 8 up to 256, not {q.shape[-1]} and {v.shape[-1]}"
@@ -164,7 +166,7 @@ def _no_segments(call: Call) -> str | None:  # noqa: PLR0911  # one return per r
         return f"segments needs CUDA and bfloat16, not {q.device.type} and {q.dtype}; use 'sdpa'"
     if not mask.packed or mask.q_seg is None or mask.k_seg is None:
         return "segments is for packed rows; use 'sdpa'"
-    if terms is not None and (terms.bias is not None or terms.content is not None):
+    if terms is not None and (has_bias(view) or terms.content is not None):
         return "segments does not support a bias; use 'flex' or 'sdpa'"
     if q.shape[-1] != v.shape[-1] or q.shape[-1] not in (16, 32, 64, 128):
         return f"segments needs d_k = d_v of 16, 32, 64 or 128, not {q.shape[-1]} and {v.shape[-1]}"
@@ -185,7 +187,7 @@ def sdpa(call: Call) -> Float[Tensor, "B H T V"]:
     q, k, v, view, scale, dropout, _ = call
     terms, mask = view.terms, view.mask
     converts = q.is_cuda or (q.is_cpu and not torch.is_grad_enabled())  # torch would convert a boolean mask
-    by_position = terms is None or (terms.content is None and terms.bias is None)
+    by_position = terms is None or (terms.content is None and not has_bias(view))
     if by_position and converts and not is_causal_only(view):
         lowered, causal = additive(view, q.dtype), False
     else:
@@ -210,7 +212,9 @@ def additive(view: View, dtype: torch.dtype) -> Tensor | None:
 
 def _additive(view: View, dtype: torch.dtype) -> Tensor | None:
     shown = visible(view)
-    bias = None if view.terms is None or view.terms.bias is None else view.terms.bias.to(dtype)
+    bias = position_bias(view)
+    if bias is not None:
+        bias = bias.to(dtype)
     if shown is None:
         return bias
     total = torch.zeros(shown.shape, dtype=dtype, device=shown.device) if bias is None else bias
@@ -227,9 +231,14 @@ def additive_or_visible(q: Float[Tensor, "B H T K"], view: View, scale: float) -
     if terms is not None and terms.content is not None:
         rest, content = additive(view, q.dtype), terms.content(q) * scale
         return content if rest is None else content + rest, False
-    if terms is not None and terms.bias is not None:
+    if has_bias(view):
         return additive(view, q.dtype), False
     return (None, True) if is_causal_only(view) else (visible(view), False)
+
+
+def has_bias(view: View) -> bool:
+    """Return whether the position scheme adds a bias to the scores."""
+    return view.terms is not None and (view.terms.bias is not None or view.terms.by_distance is not None)
 
 
 def is_causal_only(view: View) -> bool:
@@ -352,6 +361,9 @@ def mask_mod(view: View) -> Callable[[Any, Any, Any, Any], Tensor]:
     mask = view.mask
     q_pos, k_pos = mask.positions(view.T, view.S, view.device)
     q_row, k_row = q_pos.shape[0] > 1, k_pos.shape[0] > 1
+    pattern = mask.attention_pattern
+    lengths = mask.text_lengths(view.S, view.device) if pattern is not None and pattern.reads_length else None
+    text_lengths = lengths is not None and lengths.shape[1] > 1
     on_path = mask.on_path() if isinstance(mask, BeamMask) and mask.on_path is not None else None
 
     @no_type_check  # FlexAttention inspects the signature, which a type-checking wrapper would hide
@@ -365,8 +377,9 @@ def mask_mod(view: View) -> Callable[[Any, Any, Any, Any], Tensor]:
         if mask.causal:
             past = k < q if mask.strict else k <= q
             shown = shown & (past if mask.prefix is None else past | mask.prefix[b, j])
-        if mask.attention_pattern is not None:
-            shown = shown & mask.attention_pattern.visible(q, k)
+        if pattern is not None:
+            length = None if lengths is None else lengths[b if lengths.shape[0] > 1 else 0, i if text_lengths else 0]
+            shown = shown & pattern.visible_in(q, k, length, None if mask.prefix is None else mask.prefix[b, j])
         if on_path is not None:
             shown = shown & on_path[b, i, j]
         return shown
@@ -380,8 +393,8 @@ def cumulative_lengths(
     """Return (query, key): the cumulative lengths of all segments in all rows, which varlen kernels need.
 
     Segments must be numbered 1, 2, ... along a row, with padding (0) last and the same numbers in query and key rows.
-    The result has a fixed size: missing segments have length 0, and padding is split into segments of at most
-    `mask.longest` tokens, because a kernel does not write the remainder of a longer segment.
+    The result has a fixed size, in which missing segments have length 0. Padding is split into segments of at most
+    `mask.longest` tokens, because a kernel computes only the first `mask.longest` outputs of a segment.
     """
     chunk = mask.longest or max(T, S)
     chunks = -(-max(T, S) // chunk)
@@ -404,7 +417,7 @@ class FastSelfAttention(SelfAttentionModule):
     """Self-attention computed by the fastest kernel. In beam search, the beams of a source share one KV cache."""
 
     def forward(
-        self, x: Float[Tensor, "B T D"], ctx: Context, state: KVCache | BeamCache | None = None
+        self, x: Float[Tensor, "B T D"], ctx: Context, state: Cache | BeamCache | None = None
     ) -> Float[Tensor, "B T W"]:
         if not isinstance(state, BeamCache):
             return self.attend_over(x, self.view(ctx.own), ctx, state)
@@ -415,13 +428,13 @@ class FastSelfAttention(SelfAttentionModule):
         return self.attend_over(together, self.view(ctx.own.beams), ctx, state).reshape(*x.shape[:2], -1)
 
     def attend_over(
-        self, x: Float[Tensor, "B T D"], view: View, ctx: Context, state: KVCache | BeamCache | None
+        self, x: Float[Tensor, "B T D"], view: View, ctx: Context, state: Cache | BeamCache | None
     ) -> Float[Tensor, "B T W"]:
-        """Return the self-attention output for x, which attends to itself and to the KV cache `state`."""
+        """Return the output of self-attention for x, whose tokens attend to each other and to the KV cache `state`."""
         qkv = self.qkv(x)
         q, k, v = self.split(qkv, view)
         if state is not None:
-            k, v = state.append(k, v)
+            k, v, view = state.append(k, v, view)
         if ctx.trace is not None:
             ctx.trace.add(self.name, self.weights(q, k, view, state))
         whole = state is None and has_kernels(x) and self.is_fused(view)
@@ -438,7 +451,7 @@ class FastSelfAttention(SelfAttentionModule):
         unnormed = isinstance(self.query_norm, nn.Identity)
         return not rotated and unnormed and self.kv_heads == self.heads and len(set(self.widths)) == 1
 
-    def weights(self, q: Tensor, k: Tensor, view: View, state: KVCache | BeamCache | None) -> Tensor:
+    def weights(self, q: Tensor, k: Tensor, view: View, state: Cache | BeamCache | None) -> Tensor:
         """Return the attention weights of every batch row, which a trace records."""
         weights = attention_weights(q, k, view, self.scale)
         if not isinstance(state, BeamCache):
@@ -446,8 +459,10 @@ class FastSelfAttention(SelfAttentionModule):
         assert view.mask.k_pos is not None
         return state.apart(weights, view.mask.k_pos)
 
-    def start(self, rows: Rows, ctx: Context) -> KVCache | BeamCache:  # type: ignore[reportIncompatibleMethodOverride]
-        return BeamCache(rows) if isinstance(rows, SharedRows) else super().start(rows, ctx)
+    def start(self, rows: Rows, ctx: Context) -> Cache | BeamCache:  # type: ignore[reportIncompatibleMethodOverride]
+        cache = super().start(rows, ctx)
+        # A ring cache is bounded for each beam. A cache that the beams share holds every token.
+        return BeamCache(rows) if isinstance(rows, SharedRows) and isinstance(cache, KVCache) else cache
 
 
 class FastCrossAttention(CrossAttentionModule):

@@ -45,7 +45,7 @@ class BeamAncestry:
         self.numbers: Float[Tensor, "n k"] | None = None  # added to the scores, indexed by `at`
 
     def enter(self, T: int, bound: int, places: Int[Tensor, "B T"]) -> None:
-        """Assign slots, from column `bound` on, to the next T tokens of every row (beam). `places` are their positions.
+        """Assign slots in columns from `bound` on to the next T tokens, at positions `places`, of every row (beam).
 
         Calling the method again with equal arguments changes nothing.
         """
@@ -94,7 +94,7 @@ class BeamAncestry:
             self.numbers = torch.full(here.shape, -torch.inf, dtype=dtype, device=here.device).masked_fill_(here, 0.0)
 
     def additive(self, S: int) -> Float[Tensor, "b 1 k M"] | None:
-        """Return the mask of `visible`, for one query per beam, as an additive mask (None before `set_dtype`)."""
+        """Return the mask of `visible` for one query per beam as an additive mask, or None before `set_dtype`."""
         return None if self.numbers is None else self.numbers[self.at[:, :S]].view(-1, 1, self.beams, S * self.beams)
 
     def slots(self, S: int) -> Int[Tensor, "#b M"]:
@@ -169,7 +169,7 @@ class SharedRows(Rows):
         S, device = self.reach(T), self.lengths.device
         beams = View(self.beam_mask(T, prefix), T * self.beams, S * self.beams, device)
         numbers = self.ancestry.additive(S) if T == 1 else None
-        if numbers is not None:  # one lookup instead of comparisons and two fills
+        if numbers is not None:  # found by one table lookup, which is faster than computing the mask
             beams.lowered["additive", numbers.dtype] = numbers
         return _beam_view(View(self.mask(T, prefix), T, S, device), beams)
 
@@ -180,7 +180,7 @@ class SharedRows(Rows):
         self.ancestry.enter(T, self.bound, places)
         slots = self.ancestry.slots(S)
         shared = None
-        if prefix is not None:  # of the rows that wrote the slots; the prefix only matters while the prompt is read
+        if prefix is not None:  # prefix of the row that wrote each slot; it matters only while the prompt is read
             shared = (slots.unflatten(1, (S, beams)) < prefix.unflatten(0, (-1, 1, beams))).flatten(1)
         return BeamMask(
             causal=True,
@@ -236,22 +236,24 @@ class BeamCache(Rewritten):
         self.values: Tensor | None = None
         self.both: Tensor | None = None  # in a static decoding session: keys and values, (sources * slots, width)
 
-    def append(self, k: Float[Tensor, "b G N K"], v: Float[Tensor, "b G N V"]) -> tuple[Tensor, Tensor]:
-        """Store new keys and values, ordered by beam, and return (keys, values) of all slots so far."""
+    def append(
+        self, k: Float[Tensor, "b G N K"], v: Float[Tensor, "b G N V"], view: View
+    ) -> tuple[Float[Tensor, "b G M K"], Float[Tensor, "b G M V"], View]:
+        """Store new keys and values, ordered by beam. Return those of all slots so far, and `view` unchanged."""
         self.rows.ancestry.set_dtype(k.dtype)
         T = k.shape[2] // self.beams
         if T > 1:
             k, v = (new.unflatten(2, (self.beams, T)).transpose(2, 3).flatten(2, 3) for new in (k, v))
         reach, room = self.rows.reach(T) * self.beams, self.rows.max_len * self.beams
         if self.rows.static:
-            return self._append_adjacent(k, v, reach, room)
+            return *self._append_adjacent(k, v, reach, room), view
         if self.keys is None or self.values is None:
             self.keys = k.new_zeros(*k.shape[:2], room, k.shape[3])
             self.values = v.new_zeros(*v.shape[:2], room, v.shape[3])
         at = self.rows.bound * self.beams
         self.keys[:, :, at : at + k.shape[2]] = k
         self.values[:, :, at : at + v.shape[2]] = v
-        return self.keys[:, :, :reach], self.values[:, :, :reach]
+        return self.keys[:, :, :reach], self.values[:, :, :reach], view
 
     def _append_adjacent(
         self, k: Float[Tensor, "b G N K"], v: Float[Tensor, "b G N V"], reach: int, room: int

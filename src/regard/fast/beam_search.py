@@ -34,7 +34,7 @@ POLL = 4  # number of steps between two checks for sources that are done
 REFILL_SHARE = 8  # one in `REFILL_SHARE` slots must be free before further sources are encoded
 WINDOW = 32  # the cache is read up to a multiple of `WINDOW`; there is one graph per multiple
 KEPT_DECODERS = 4  # number of decoders cached per model, for later batches of equal shape
-WIDTHS = (16, 32, 48, 64, 96, 128, 192, 256, 384, 512)  # source lengths of decoders; sources are padded to the next
+WIDTHS = (16, 32, 48, 64, 96, 128, 192, 256, 384, 512)  # source lengths of decoders; sources are padded to one of these
 LAUNCH_BOUND = 32_768  # number of tokens up to which an encoder takes longer to launch its kernels than to run them
 HOST = "beam search runs on the host, step by step: "
 
@@ -147,7 +147,7 @@ class CapturedDecoder:
             self.decodings.reorder(self.state.parents)
 
     def collect(self) -> list[tuple[int, list[Hypothesis] | None]]:
-        """Remove the sources that are done. Return (number, outputs) of each (outputs None: search on the host)."""
+        """Remove the sources that are done. Return (number, outputs) of each; None: search on the host."""
         is_done = self.state.done.flatten().tolist()  # waits for the device
         done = [slot for slot in self.busy if is_done[slot]]
         results = self.state.results(done) if done else []
@@ -193,7 +193,7 @@ class RequestQueue:
         return Batch(ids, source=ids, source_seg=seg).to(self.device)
 
     def enter(self, decoder: CapturedDecoder) -> None:
-        """Start decoding the next sources: as many as the decoder has free slots, but only from one encoded batch."""
+        """Start decoding the next sources of one encoded batch, at most as many as the decoder has free slots."""
         if self.fresh is None or self.next >= self.first + self.batch:
             self.first, self.fresh = self.next, decoder.start(self.models, self.sources(self.next))
         end = min(len(self.requests), self.first + self.batch, self.next + decoder.free)

@@ -1,8 +1,8 @@
 """The state of a beam search as tensors: live beams, finished outputs and stopping, for many sources at a time.
 
 The results equal those of `regard.decoding.beam.search`. Given equal log-probabilities, the scores are bitwise equal,
-because candidates are compared in the same steps of 1e-5 with the same rule for ties. A source is marked `unsure` if a
-decision depends on finished outputs that were dropped because too many had the same score.
+because both searches compare scores rounded to multiples of 1e-5 and break ties by the same rule. A source is marked
+`unsure` if a decision depends on finished outputs that were dropped because too many had the same score.
 """
 
 from collections.abc import Sequence
@@ -41,7 +41,7 @@ class SearchConfig:
     scoring: Scoring
     stopping: type[Stopping]
     ends: SpecialTokens
-    never: tuple[int, ...]  # tokens that no output contains
+    never: tuple[int, ...]  # tokens that must not occur in an output
     has_min_len: bool = False  # whether some source has a minimum length
 
     @property
@@ -215,7 +215,7 @@ class BeamState:
         return torch.stack((order, score, total, last, code), -1)
 
     def _keep(self, finished: Sequence[Float[Tensor, "s k f"]]) -> None:
-        """Store the best finished outputs, one more than there are beams, so that a tie at the end can be detected."""
+        """Store the `beams` + 1 best finished outputs. The last one shows whether there is a tie for rank `beams`."""
         joined = torch.cat((self.finished, *finished), 1)
         order = joined[:, :, 0].sort(dim=1, descending=True).indices[:, : self.finished.shape[1], None]
         torch.gather(joined, 1, order.expand(-1, -1, FIELDS), out=self.finished)

@@ -16,7 +16,7 @@ from regard.nn.vocab.tables import Table
 
 
 def chunk_rows(rows: int, vocab: int, device: torch.device) -> int:
-    """Return the number of tokens whose logits are computed at a time: 256 MiB of float32, or 32 MiB on a CPU.
+    """Return the number of tokens in a chunk, whose float32 logits fill 256 MiB, or 32 MiB on a CPU.
 
     Blocks of 32 MiB suit a CPU's caches, and malloc reuses them in the next step. Larger blocks are returned to the
     operating system, which clears every page of a new block.

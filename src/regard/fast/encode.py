@@ -17,7 +17,7 @@ TOGETHER = 8  # number of sources encoded together; larger groups have more padd
 
 
 class LengthGroupedEncoder(EncoderDecoderModel):
-    """Encoder-decoder that encodes the sources of a batch in groups of similar length, with equal results."""
+    """Encoder-decoder that encodes the sources of a batch in groups of similar length."""
 
     def start(self, batch: Batch, max_len: int, beams: int = 1, static: bool = False) -> Decoding:
         if static or batch.packed:  # a static decoding session keeps the width of the batch
@@ -27,7 +27,7 @@ class LengthGroupedEncoder(EncoderDecoderModel):
     def encode_by_length(self, batch: Batch) -> Memory:
         """Return the memory (encoder output) of all sources.
 
-        Sources are encoded in groups of similar length if that saves an eighth of the tokens, including padding.
+        Sources are encoded in groups of similar length if this reduces the tokens, including padding, by an eighth.
         """
         source, seg = batch.source, batch.source_seg
         if source is None or seg is None or not source.is_cpu or batch.source_pos is not None:

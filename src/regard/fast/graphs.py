@@ -55,7 +55,7 @@ def capture(step: Callable[[], object], stream: torch.cuda.Stream, pool: Any = N
 
 
 class Graphed(Generic[Result]):
-    """Callable for a function of fixed shapes: the first calls test and capture it, later calls replay the CUDA graph.
+    """Callable that captures a function of fixed shapes as a CUDA graph in its first calls, and then replays the graph.
 
     The function is an argument of each call, so that this object has no reference to a model. On a CPU, and if the
     function cannot be captured, each call runs the function.

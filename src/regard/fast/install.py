@@ -95,14 +95,14 @@ PREPACKED = (
 def install(
     model: nn.Module, device: torch.device | str | None = None, *, fixed: bool = False, mapped: bool = False
 ) -> None:
-    """Replace modules by faster implementations, in place, for a model on `device` (None: that of its weights).
+    """Replace modules by faster implementations, in place, for a model on `device` (None: where its weights are).
 
     Parameters, their names and the spec of the model stay the same. A copy of the model has the faster modules, too.
     Call `install` again after moving the model to another device, or when training of its weights begins or ends.
 
-    `fixed` means that the weights are no longer trained, so that weights that every decoding step reads may be
-    prepacked (copied in a faster memory layout). They are prepacked again if they change all the same. `mapped` means
-    that the weights are in a memory-mapped file, where torch does not detect a change through `.data`.
+    If `fixed`, the weights are no longer trained. Weights that every decoding step reads may then be prepacked (copied
+    to a faster memory layout). Weights that change nevertheless are prepacked again. If `mapped`, the weights are in a
+    memory-mapped file, where torch does not detect a change through `.data`.
     """
     remove(model)
     on = torch.device(device or next((weight.device for weight in model.parameters()), "cpu"))
@@ -141,7 +141,7 @@ def replace(module: nn.Module, table: Iterable[Replacement]) -> None:
 
 
 def _read_at_every_step(model: nn.Module) -> Iterable[nn.Module]:
-    """Yield the modules whose weights every decoding step reads, so not those of the encoder, which runs once."""
+    """Yield the modules whose weights every decoding step reads. The encoder is left out, because it runs only once."""
     for name, part in model.named_children():
         if name != "encoder":
             for module in part.modules():

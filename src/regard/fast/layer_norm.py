@@ -124,7 +124,7 @@ def normed_backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the gradients of s (the input of the norm), of `added`, and of gain and bias (2, D).
 
-    Without dropout, the gradient of `added` equals that of s, and an empty tensor is returned in its place.
+    Without dropout, an empty tensor is returned for `added`, because the gradient of `added` equals that of s.
     """
     x, other, seed_or_x = _arguments(x, added, seed)
     dy = dy.contiguous()
@@ -148,7 +148,7 @@ def _(dy, x, added, gain, seed, eps, dropout):  # noqa: ARG001
 
 
 def _arguments(x: Tensor, added: Tensor | None, seed: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-    """Return (x, added, seed) for a kernel. x replaces arguments that are None, which the kernel does not read."""
+    """Return (x, added, seed) for a kernel. An argument that is None is replaced by x; the kernel does not read it."""
     x = x.contiguous()
     return x, x if added is None else added.contiguous(), x if seed is None else seed
 

@@ -16,7 +16,7 @@ operator = partial(torch.library.custom_op, mutates_args=(), tags=(torch.Tag.nee
 
 
 def introduce() -> None:
-    """Add our operators to the fallback list of `torch.compile`, without which compiling may never end.
+    """Add our operators to the fallback list of `torch.compile`. Otherwise, compilation may never end.
 
     Before version 2.13, torch formats an unlisted operator for the log, together with the whole graph before it. A
     value that is used twice is formatted twice, so that each norm of a residual sum doubles the work.

@@ -370,8 +370,8 @@ def reach(
 ) -> Int[Tensor, "B n 2"]:
     """Return, for each block of tokens in `seg`, (start, end) of the tokens in `other` with the same segments.
 
-    A kernel reads only this range for the block. With `causal="back"`, for blocks of queries, the range ends with the
-    block itself. With `causal="on"`, for blocks of keys, the range starts with the block itself.
+    A kernel reads only this range for the block. With `causal="back"` (blocks of queries), the range ends with the
+    block itself. With `causal="on"` (blocks of keys), the range starts with the block itself.
     """
     blocks = F.pad(seg, (0, -seg.shape[1] % BLOCK)).unflatten(1, (-1, BLOCK))
     high = blocks.amax(-1, keepdim=True)

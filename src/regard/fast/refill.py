@@ -25,7 +25,7 @@ def refillable(decodings: Sequence[Decoding]) -> bool:
 
 
 def refill(decoding: Decoding, fresh: Decoding, of: Int[Tensor, " n"], at: Int[Tensor, " n"]) -> None:
-    """Replace source at[i] in `decoding` by source of[i] from `fresh`, in place.
+    """Replace source `at[i]` of `decoding` by source `of[i]` of `fresh` in place, for each i.
 
     `fresh` is a new decoding session of the same shape.
     """

@@ -1,8 +1,8 @@
 """The `ctranslate2` engine, which runs exported models in CTranslate2.
 
-The engine returns what `Beam(stopping="ctranslate2")` returns for the same weights, but without the log-probabilities
-of tokens. A search that CTranslate2 cannot perform exactly raises an error. Each worker has one thread
-(`intra_threads=1`): in our measurements, a worker with two threads was 2.5 to 5 times slower.
+The engine returns the same hypotheses as `Beam(stopping="ctranslate2")`, but without the log-probabilities of tokens. A
+search that CTranslate2 cannot perform exactly raises an error. Each worker has one thread (`intra_threads=1`): in our
+measurements, a worker with two threads was 2.5 to 5 times slower.
 """
 
 import os
@@ -109,7 +109,7 @@ class CTranslate2(Engine):
         for limit, places in self._together(most, search):
             results |= self._search([(place, sources[place]) for place in places], search, batch_size, limit)
         # All sources of one call to the library share a length limit. The search is repeated for a source with a
-        # smaller limit if its search reached that limit. If all beams ended, it reached the length of the longest one.
+        # smaller limit if its search reached that limit. If all beams ended, it reached the length of the longest beam.
         longest = {place: max((len(each.ids) for each in best), default=0) for place, best in results.items()}
         again = [place for place in results if most[place] < max(most) and longest[place] + 1 >= most[place]]
         for limit in sorted({most[place] for place in again}):

@@ -100,7 +100,7 @@ def written(model: Model, source: Vocabulary, target: Vocabulary, positions: int
 
 @dataclass
 class Facts:
-    """Settings that all layers of a stack must share, because the library's spec stores one value for the stack."""
+    """Settings that all layers of a stack must share, because the library's spec stores one value per stack."""
 
     path: str
     values: dict[str, tuple[str, Any]] = field(default_factory=dict)

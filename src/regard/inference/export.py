@@ -99,7 +99,7 @@ class Trained:
         )  # type: ignore[reportReturnType]
 
     def identity(self, stored: str) -> dict[str, Any]:
-        """Return what an export depends on, such as a digest of the weights. An export with other values is stale."""
+        """Return the values that identify an export, such as a digest of the weights. A stale export has others."""
         record = json.dumps(to_record(self.model.spec), sort_keys=True)
         return {
             "format": FORMAT,
@@ -377,7 +377,7 @@ def _run_language_models(trained: Trained, model: LanguageModel, folder: Path, s
 
 
 def _pairs(trained: Trained) -> tuple[Pairs, str]:
-    """Return (pairs, description). A pair is (source ids, target ids), from the validation text or else random."""
+    """Return (pairs, description). A pair is (source ids, target ids). Without validation text, ids are random."""
     pairs = []
     longest = min(trained.max_len, trained.room - 2)
     for record in trained.texts:

@@ -55,7 +55,7 @@ MISSING = Output("", float("-inf"), float("-inf"), (), False)
 class Constraints:
     """Constraints on every output, as text: a prefix, required words, banned words, and n-grams that must not repeat.
 
-    If a string is passed instead of a sequence of words, it is one word.
+    A string that is passed instead of a sequence of words counts as one word.
     """
 
     prefix: str = ""
@@ -90,7 +90,7 @@ class Texts:
     warn: Warn = field(default=lambda _: None)
     engine: Engine | None = None  # computes translations; None: the native engine
     begin: tuple[int, ...] = ()  # tokens read before every prompt; (): an empty prompt becomes a line feed
-    length_limit: LengthLimit | None = None  # for translations, fitted to the training text; None: as in `Limits`
+    length_limit: LengthLimit | None = None  # fitted to the training text; None: the default of `Limits`
     extracts: bool = False  # True: the paragraphs of a source that is too long are ranked before the rest is cut off
 
     def translate(
@@ -390,9 +390,10 @@ def score(
     batch_size: int = 32,
     first: int = 0,
 ) -> list[TextScore]:
-    """Return the log-probabilities of the tokens to score in every input. A first token without context is not scored.
+    """Return the log-probabilities of the tokens to score in every input.
 
-    `first` is the index of the first of `rows` in the whole input, for error messages.
+    If an input has neither a source nor `given` tokens, its first token is not scored. `first` is the index of the
+    first of `rows` in the whole input, for error messages.
     """
     results = {i: TextScore(0.0, (), 0) for i, row in enumerate(rows)}
     scored = [i for i, row in enumerate(rows) if row.scored and len(row.given) + len(row.scored) > 1]

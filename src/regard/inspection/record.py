@@ -22,7 +22,7 @@ def attention(model: Model, batch: Batch) -> dict[str, list[Float[Tensor, "B H T
 
     Row t of a matrix (T, S) is the distribution of query t over S keys. In `decoder.cross` the keys are the tokens of
     the source; otherwise they are the tokens of the sequence itself. A decoder-only translator has one sequence: the
-    source, then the target. The weights of padded queries are meaningless. Without attention, the result is {}.
+    source, then the target. The weights of padded queries are meaningless. A model without attention gives {}.
     """
     trace = Trace()
     with evaluation(model):
@@ -55,13 +55,13 @@ def hidden_states(model: Model, batch: Batch) -> dict[str, list[Float[Tensor, "B
 
 
 def _record_stack(stack: Stack, side: str, states: dict[str, list[Tensor]]) -> Iterator[Any]:
-    """Record the hidden states between the blocks of a stack, as `states[side]`; yield the hooks to remove later."""
+    """Register and yield hooks that store the hidden states between the blocks of a stack in `states[side]`."""
     yield stack.register_forward_pre_hook(lambda _, args, kwargs: (args, kwargs | {"keep": True}), with_kwargs=True)
     yield stack.register_forward_hook(lambda _, __, out: states.update({side: list(out.layers)}))
 
 
 def _record_layers(layers: nn.ModuleList, side: str, states: dict[str, list[Tensor]]) -> Iterator[Any]:
-    """Record the input of the first layer and all layer outputs, as `states[side]`; yield the hooks to remove later."""
+    """Register and yield hooks that store the input of the first layer and all layer outputs in `states[side]`."""
     recorded: list[list[Tensor]] = [[] for _ in range(len(layers) + 1)]
 
     def record(layer: int, x: Any) -> None:

@@ -70,7 +70,7 @@ def _panel(sides: list[str], heads: list[str], shades: list[list[str]], wide: Se
 
 
 def _numbered(sides: list[str], heads: list[str], shades: list[list[str]], width: int) -> Iterator[str]:
-    """Yield the lines of panels with numbered columns, then those of the legend."""
+    """Yield the lines of panels with numbered columns, then the lines of the legend."""
     cells = max(2, len(str(len(heads))))
     fitting = max(1, (width - max(map(cell_len, sides))) // (cells + 1))
     for start in range(0, len(heads), fitting):
@@ -84,7 +84,7 @@ def _numbered(sides: list[str], heads: list[str], shades: list[list[str]], width
 def png(
     weights: Weights, rows: Sequence[str], columns: Sequence[str], path: str | os.PathLike[str], title: str = ""
 ) -> None:
-    """Write a heat map with a colour bar to the PNG file `path`, atomically; this needs matplotlib."""
+    """Write a heat map with a colour bar to the PNG file `path` atomically. This needs matplotlib."""
     try:
         # matplotlib is an optional dependency. Without pyplot, figures have no global state and no window.
         from matplotlib.backends.backend_agg import FigureCanvasAgg  # noqa: PLC0415
@@ -156,7 +156,7 @@ def _fonts(text: str) -> tuple[list[str], Callable[[str], bool]]:
 
 
 def readable(label: str, known: Callable[[str], bool] = str.isprintable) -> str:
-    """Return a label with escape codes for unprintable or unknown characters, ready to draw.
+    """Return a label in which escape codes replace the characters that cannot be drawn.
 
     A combining mark at the beginning is written on a dotted circle.
     """

@@ -57,7 +57,7 @@ class Model(nn.Module):
 
     @abstractmethod
     def forward(self, batch: Batch, trace: Trace | None = None) -> Tensor:
-        """Return logits of tokens or classes, or vectors, for a batch. Attention weights are recorded in `trace`."""
+        """Return logits (of tokens or classes) or vectors for a batch. `trace` records the attention weights."""
 
     @abstractmethod
     def loss(self, batch: Batch) -> Loss:
@@ -78,7 +78,7 @@ class Generator(Model):
     def start(self, batch: Batch, max_len: int, beams: int = 1, static: bool = False) -> Decoding:
         """Return a new decoding session, which reads at most `max_len` tokens and has `beams` beams per batch row.
 
-        Padding counts towards `max_len`: every prompt counts as if it were as long as the longest prompt in the batch.
+        Padding counts towards `max_len`, so every prompt counts as much as the longest prompt in the batch.
         With `static`, no tensor shape changes from step to step, as CUDA graphs require.
         """
 
@@ -99,7 +99,7 @@ class LanguageModel(Generator):
     def embed(
         self, side: Side, values: Int[Tensor, "B T"] | Float[Tensor, "B T C"], mask: Mask, S: int
     ) -> Float[Tensor, "B T D"]:
-        """Return the embeddings of source or target, the input of the first layer. `mask` defines the positions."""
+        """Embed the source or the target, as input of the first layer. `mask` defines the positions."""
         positions = mask.queries(values.shape[1], values.device)
         return self.inputs.embed(side, values, self.tables.get(side), positions, mask.bound(S))
 

@@ -86,8 +86,8 @@ def site_of(
 ) -> Site:
     """Return the `Site` (sizes, dropout rates and initialisation) of the encoder or decoder.
 
-    The stack derives the site of each layer from it. A family without heads has 1 head. In a family without attention
-    dropout or activation dropout, that rate is 0.
+    The stack derives the site of each layer from this site. A family without heads has 1 head. A family without
+    attention dropout or activation dropout has a rate of 0.
     """
     heads = getattr(spec, "heads", 1)
     d_head = getattr(spec, "d_head", None) or spec.d_model // heads

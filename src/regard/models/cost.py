@@ -66,9 +66,8 @@ def cost(spec: ModelSpec, length: int = 128) -> Cost:
 def _owners(model: Model) -> Iterator[tuple[str, str]]:
     """Yield (module name, part name) for the modules to which parameters and FLOPs are assigned.
 
-    A branch belongs to a part named by its stack and class, such as `decoder.self_attention`. If blocks are not
-    `BlockModule`s, the modules in a block are parts with their names in the block. Other parts have their names in the
-    model.
+    A branch belongs to a part named by its stack and class, such as `decoder.self_attention`. In a block that is not a
+    `BlockModule`, each submodule is a part, named as in the block. All other parts are named as in the model.
     """
     stacks: dict[str, None] = {}  # an ordered set
     for name, module in model.named_modules():

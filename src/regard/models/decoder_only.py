@@ -48,7 +48,7 @@ class DecoderOnly(ModelSpec):
     activation_dropout: float = 0.0
     input_attention: Literal["causal", "full"] = "causal"
     table: TableSpec = Embeddings()
-    output_table: TableSpec | None = None  # if the output has its own table; None: like `table`
+    output_table: TableSpec | None = None  # used if the output has a table of its own; None: like `table`
     tied: bool = True  # whether the input table is also the softmax matrix
     input: InputSpec = Tokens()
     decoder: StackSpec = Plain((Block((SelfAttention(), FeedForward()), PreNorm()),))

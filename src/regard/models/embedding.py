@@ -83,7 +83,7 @@ class Inputs(nn.Module):
         bound: int,
         types: Int[Tensor, "B T"] | None = None,
     ) -> Float[Tensor, "B T D"]:
-        """Return the embeddings of source or target, the input of the first layer. Positions are below `bound`."""
+        """Embed the source or the target, as input of the first layer. All `positions` are below `bound`."""
         channels, form = self.forms[side]
         fits = values.shape[2:] == channels
         require_data(fits, f"{side}: this model reads {form}, not {tuple(values.shape)} of {values.dtype}")

@@ -32,8 +32,8 @@ class Encoder(nn.Module):
     initialised with `seed`. Otherwise, the encoder shares the weights of the model and does not copy them.
 
     With `embed=False`, the encoder has no vocabulary table, position embeddings or dropout before the first block, and
-    reads vectors (B, T, d_model), like `torch.nn.TransformerEncoder`. If the model's input is `Vectors`, the encoder
-    reads vectors of the width set there.
+    reads vectors (B, T, d_model), like `torch.nn.TransformerEncoder`. With `embed=True`, an encoder whose input spec is
+    `Vectors` reads vectors (B, T, channels), with the `channels` of this spec.
     """
 
     def __init__(self, source: ModelSpec | Model | Trained, embed: bool = True, seed: int = 0) -> None:

@@ -44,7 +44,7 @@ class EncoderDecoder(TwoSidedSpec):
     attention_dropout: float = 0.0
     activation_dropout: float = 0.0
     table: TableSpec = Embeddings()
-    output_table: TableSpec | None = None  # if the output has its own table; None: like `table`
+    output_table: TableSpec | None = None  # used if the output has a table of its own; None: like `table`
     sharing: Sharing = Sharing()
     input: InputSpec = Tokens()
     encoder: StackSpec = Plain((Block((SelfAttention(), FeedForward())),))

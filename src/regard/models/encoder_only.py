@@ -161,7 +161,7 @@ class MaskedLMModel(Model):
 
 @dataclass(frozen=True, slots=True)
 class Pooled(Task):
-    """One vector per text, tanh(x W + b) with the first token's vector x, as in BERT's pooler. It has no loss."""
+    """One vector per text, tanh(x W + b) with the first token's vector x, as in BERT's pooler. The task has no loss."""
 
     kind = "pooled"
 
@@ -173,10 +173,10 @@ class Pooled(Task):
 class SentenceClassifier(Task):
     """Classifier of whole texts, which predicts one class from one pooled vector x.
 
-    With `pooler`, tanh(x W + b) replaces x, as in BERT. `pool` sets the pooled vector: that of the "first" token; that
-    of the "last" token (for a recurrent encoder); both concatenated ("ends", for a bidirectional recurrent encoder);
-    the "mean" over tokens; the maximum per channel ("max", Collobert et al. 2011); or mean and maximum concatenated
-    ("mean_max", Howard and Ruder 2018).
+    `pool` selects x. "first" is the vector of the first token, "last" that of the last token (for a recurrent encoder),
+    and "ends" concatenates both (for a bidirectional recurrent encoder). "mean" is the mean over tokens, "max" the
+    maximum of each channel (Collobert et al. 2011), and "mean_max" concatenates both (Howard and Ruder 2018). With
+    `pooler`, tanh(x W + b) replaces x, as in BERT.
 
     With label smoothing s (Szegedy et al. 2016, as in torch) and class probabilities p_c, the training loss of a text
     is (1 - s) * nll + s * mean_c(-log p_c).

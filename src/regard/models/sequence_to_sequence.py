@@ -39,7 +39,7 @@ def check_sides(spec: TwoSidedSpec) -> None:
 
 
 def sides(spec: TwoSidedSpec, init: Init, depths: tuple[int, int], branches: int) -> tuple[Site, Site]:
-    """Return (encoder, decoder): the `Site` of each, with sizes, dropout rates and initialisation."""
+    """Return two `Site`s (sizes, dropout rates and initialisation): one for the encoder, one for the decoder."""
     source = site_of(spec, init, "encoder", causal=False, depths=depths, branches=branches)
     return source, replace(source, side="decoder", causal=True, depth=depths[1])
 

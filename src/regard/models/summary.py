@@ -40,7 +40,7 @@ def _inside(module: nn.Module, indent: str) -> Iterator[tuple[str, int]]:
 
 
 def _part(module: nn.Module, indent: str) -> tuple[str, str, int, tuple[tuple[str, int], ...]]:
-    """Return (path, class, parameter count, lines of contents) of `module`, or of the only submodule inside it."""
+    """Return (path, class, parameter count, lines of contents) of `module`. An only submodule replaces its parent."""
     path, size = "", _size(module)
     while len(children := _children(module)) == 1 and not [*module.parameters(recurse=False)]:
         path, module = f"{path}.{children[0][0]}", children[0][1]

@@ -9,6 +9,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from regard.nn.mask import View
+from regard.nn.position.base import add_bias
 
 
 def split_heads(x: Float[Tensor, "B T W"], heads: int) -> Float[Tensor, "B H T K"]:
@@ -31,7 +32,7 @@ def attend(
     scale: float,
     dropout: float = 0.0,
 ) -> Float[Tensor, "B H T V"]:
-    """Return softmax(scale * q k' + bias) v, softmax over visible keys, with dropout on the attention weights."""
+    """Return softmax(scale * q k' + bias) v, with the softmax over visible keys and dropout on its weights."""
     return mix(scores(q, k, view, scale), v, view, dropout=dropout)
 
 
@@ -46,7 +47,7 @@ def scores(q: Tensor, k: Tensor, view: View, scale: float) -> Float[Tensor, "B H
 def mix(
     scores: Float[Tensor, "B H T S"], v: Float[Tensor, "B G S V"], view: View, *, dropout: float = 0.0
 ) -> Float[Tensor, "B H T V"]:
-    """Return softmax(scores + bias) v, softmax over visible keys, with dropout on the attention weights."""
+    """Return softmax(scores + bias) v, with the softmax over visible keys and dropout on its weights."""
     weights = F.dropout(softmax(scores, view), dropout)
     context = weights.to(v.dtype) @ repeat_heads(v, scores.shape[1])
     if view.terms is not None and view.terms.context is not None:
@@ -55,10 +56,10 @@ def mix(
 
 
 def softmax(scores: Float[Tensor, "B H T S"], view: View) -> Float[Tensor, "B H T S"]:
-    """Return the softmax of scores + bias over visible keys, in at least float32, or zeros if no key is visible."""
+    """Return the softmax of scores + bias over visible keys, in at least float32. If none is visible, return zeros."""
     wide = scores.to(torch.promote_types(scores.dtype, torch.float32))
-    if view.terms is not None and view.terms.bias is not None:
-        wide = wide + view.terms.bias.to(wide.dtype)
+    if view.terms is not None:
+        wide = add_bias(wide, view)
     mask = visible(view)
     if mask is None:
         return wide.softmax(-1)
@@ -80,7 +81,7 @@ def repeat_heads(k: Float[Tensor, "B G S K"], heads: int) -> Float[Tensor, "B H 
 
 
 def visible(view: View) -> Tensor | None:
-    """Return the mask as a tensor (b, 1, t, S), True where visible, or None if all keys are visible."""
+    """Return the mask as a tensor (b, 1, t, S) that is True for visible keys, or None if all keys are visible."""
     return cached(view.shared, "dense", lambda: view.mask.dense(view.T, view.S, view.device))
 
 

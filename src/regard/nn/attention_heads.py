@@ -10,14 +10,15 @@ from torch import Tensor, nn
 from regard.nn.attention import scores, softmax
 from regard.nn.checks import MOST_CHANNELS, MOST_HEADS, check_count
 from regard.nn.core import Site
-from regard.nn.mask import View
+from regard.nn.mask import Mask, View
+from regard.nn.pattern import AttentionPattern
 
 Scale = float | Literal["sqrt", "none"]
 
 
 @runtime_checkable
 class Heads(Protocol):
-    """Interface of attention specs: numbers and widths of heads. A size of None means the default of the model."""
+    """Interface of attention specs: numbers and widths of heads. None means the default of the model."""
 
     @property
     def heads(self) -> int | None: ...
@@ -41,7 +42,7 @@ def check_sizes(spec: Heads) -> None:
 
 
 def attention_site(spec: Heads, site: Site) -> tuple[Site, int]:
-    """Return (site, kv_heads): model sizes with the head sizes of `spec`, and the number of key-value heads."""
+    """Return a copy of `site` with the head sizes of `spec`, and the number of key-value heads."""
     heads = spec.heads or site.heads
     d_head = spec.d_head or (site.d_head if spec.heads is None else _divide(site, heads))
     d_value = spec.d_value or (site.d_value if spec.d_head is None and spec.heads is None else d_head)
@@ -50,6 +51,13 @@ def attention_site(spec: Heads, site: Site) -> tuple[Site, int]:
         heads % groups == 0, "kv_heads", f"{groups} key-value heads do not divide {heads} heads; choose a divisor"
     )
     return site.inside("", heads=heads, d_head=d_head, d_value=d_value), groups
+
+
+def check_pattern(pattern: AttentionPattern | None, site: Site) -> None:
+    """Raise a `SpecError` if an attention pattern cannot be used in a stack like that of `site`."""
+    reason = None if pattern is None else pattern.refusal(site.causal, site.sees_ahead)
+    if reason is not None:
+        raise site.error("attention_pattern", reason)
 
 
 def _divide(site: Site, heads: int) -> int:
@@ -62,7 +70,7 @@ def _divide(site: Site, heads: int) -> int:
 
 
 def output_projection(site: Site, projected: bool, bias: bool | None) -> nn.Module:
-    """Return the output projection W_o or, if not `projected`, the identity: the output is the concatenated heads."""
+    """Return the output projection W_o if `projected`, otherwise the identity (heads are only concatenated)."""
     H, V = site.heads, site.d_value
     if projected:
         return site.linear(H * V, {"attend_out": site.d_model}, bias=bias)
@@ -85,7 +93,7 @@ def beams_apart(y: Float[Tensor, "b H N W"], beams: int, T: int) -> Float[Tensor
 
 
 def factor(scale: Scale, d_head: int) -> float:
-    """Return the factor of the scores: 1 / sqrt(d_head) for "sqrt", 1 for "none"; a number is returned as it is."""
+    """Return the factor of the attention scores: 1 / sqrt(d_head) for "sqrt", 1 for "none", or `scale` if a number."""
     factors: dict[Scale, float] = {"sqrt": 1.0 / math.sqrt(d_head), "none": 1.0}
     return float(factors.get(scale, scale))
 
@@ -93,4 +101,12 @@ def factor(scale: Scale, d_head: int) -> float:
 def attention_weights(q: Tensor, k: Tensor, view: View, scale: float) -> Float[Tensor, "B H T S"]:
     """Compute the attention weights of `attend` again, without dropout and gradients, to record them in a trace."""
     with torch.no_grad():
-        return softmax(scores(q, k, view, scale), view)
+        weights = softmax(scores(q, k, view, scale), view)
+        return weights if view.mask.columns is None else _by_position(weights, view.mask, view.mask.columns)
+
+
+def _by_position(weights: Float[Tensor, "B H T R"], mask: Mask, S: int) -> Float[Tensor, "B H T S"]:
+    """Move the weights of the keys in a ring cache to the columns of their positions. Empty slots have no weight."""
+    assert mask.k_pos is not None
+    column = mask.k_pos.clamp(max=S - 1)[:, None, None].expand_as(weights)
+    return weights.new_zeros(*weights.shape[:3], S).scatter_add(-1, column, weights)

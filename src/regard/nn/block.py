@@ -18,7 +18,7 @@ from regard.tree import Spec
 
 @dataclass(frozen=True, slots=True)
 class Block(Spec):
-    """A Transformer layer: a sequence of branches (sublayers), with one residual rule for all or one for each."""
+    """A Transformer layer: a sequence of branches (sublayers). `residual` is one rule for all branches, or one each."""
 
     kind = "block"
     branches: tuple[BranchSpec, ...]
@@ -57,5 +57,5 @@ class BlockModule(nn.Module):
         return x
 
     def start(self, rows: Rows, ctx: Context) -> tuple[Any, ...]:
-        """Return new decoding states for one application of the block, one per branch."""
+        """Return the new decoding states for one application of the block: one state per branch."""
         return tuple(branch.start(rows, ctx) for branch in self.branches)  # type: ignore[reportCallIssue]

@@ -1,4 +1,4 @@
-"""Bridges, which compute what the decoder attends to (the memory) from the layers of the encoder."""
+"""Bridges: modules that compute the memory, to which the decoder attends, from the outputs of the encoder layers."""
 
 from abc import abstractmethod
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ from regard.tree import Spec
 
 
 class Bridge(Spec):
-    """Abstract base class of bridges: specs of modules that compute what the decoder attends to (the memory)."""
+    """Abstract base class of bridge specs. A bridge computes the memory, to which the decoder attends."""
 
     __slots__ = ()
     needs_layers: ClassVar[bool] = False  # whether the encoder must return the hidden states between its blocks
@@ -26,7 +26,7 @@ class Bridge(Spec):
     def build(self, layers: int, calls: int, site: Site) -> nn.Module:
         """Build a module that maps the encoder output (`StackOut`) to the memory of the decoder (`Memory`).
 
-        `layers` is the number of encoder layers whose outputs are available, `calls` the number of decoder blocks.
+        `layers` is the number of encoder layers whose outputs are available. `calls` is the number of decoder blocks.
         """
 
 
@@ -62,7 +62,7 @@ class Transparent(Bridge):
 
 @dataclass(frozen=True, slots=True)
 class TransparentNormed(Bridge):
-    """`Transparent`, but each layer is normalised before the mixture: pre-norm hidden states grow with depth."""
+    """`Transparent` with a norm on each layer before the mixture, because pre-norm hidden states grow with depth."""
 
     kind = "transparent_normed"
     needs_layers = True

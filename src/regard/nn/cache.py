@@ -15,8 +15,8 @@ from regard.nn.mask import Mask, View
 class Rows:
     """Lengths of the batch rows in a decoding session (tokens read so far), shared by the caches of all layers.
 
-    `bound` is a host-side upper bound of `lengths`, so that slicing needs no device sync. In a `static` session, the
-    keys are always the first `window` positions, so that all steps have the same shapes, as a CUDA graph requires.
+    `bound` is a host-side upper bound of `lengths`, so that slicing needs no device sync. In a `static` session,
+    attention always reads the keys of the first `window` positions, because a CUDA graph needs constant shapes.
     """
 
     lengths: Int[Tensor, " B"]
@@ -26,7 +26,7 @@ class Rows:
     uniform: bool = True  # whether the length of every row is `bound`
     static: bool = False
     window: int | None = None  # number of keys in a static session; None: max_len
-    counted: bool = False  # whether the search updates `lengths`, so that `advance` does not
+    counted: bool = False  # whether the search updates `lengths` itself; `advance` then does nothing
     real: Int[Tensor, " B"] | None = None  # number of new tokens per row that are not padding; None: all
 
     @staticmethod
@@ -39,7 +39,7 @@ class Rows:
         return Rows(lengths, max_len, beams, uniform=not static, static=static)
 
     def claim(self, T: int, counts: Int[Tensor, " B"] | None = None) -> None:
-        """Check that T more tokens fit. Store `counts`: how many of them are real in each batch row (None: T)."""
+        """Check that T more tokens fit. Store `counts`, the number of real tokens in each batch row (None: T)."""
         if self.bound + T > self.max_len:
             raise SpecError(
                 "max_len", f"{self.bound} + {T} tokens are more than this session's maximum of {self.max_len}"
@@ -58,7 +58,7 @@ class Rows:
     def mask(self, T: int, prefix: Int[Tensor, " B"] | None = None) -> Mask:
         """Return the causal mask of the next T tokens, which are the queries.
 
-        `prefix` is the length of the prefix in each batch row of a prefix LM: all tokens may attend to the prefix.
+        In a prefix LM, `prefix` is the length of the prefix in each batch row. All tokens may attend to the prefix.
         """
         S = self.reach(T)
         shared = None
@@ -112,7 +112,7 @@ class Droppable(State, Protocol):
     """Interface of decoding states that can drop batch rows before the decoding session ends."""
 
     def keep(self, rows: Int[Tensor, " n"], sources: Int[Tensor, " s"]) -> None:
-        """Keep only the batch rows with the indices `rows`: the beams of the sources with the indices `sources`."""
+        """Keep only the batch rows with the indices `rows`, which are all beams of the sources `sources`."""
         ...
 
 
@@ -121,15 +121,18 @@ class Refillable(State, Protocol):
     """Interface of decoding states in which sources can be replaced during a session (continuous batching)."""
 
     def put(self, fresh: Any, of: Int[Tensor, " n"], at: Int[Tensor, " n"]) -> None:
-        """Overwrite source at[i] with source of[i] from `fresh`, the state of the same layer in a new session."""
+        """Replace the content of source `at[i]` by that of source `of[i]` in `fresh`, for each i.
+
+        `fresh` is the state of the same layer in a new session.
+        """
         ...
 
 
 class Rewritten:
-    """Base class of caches that start empty. When a source is replaced, the lengths in `Rows` hide old entries."""
+    """Base class of caches that start empty. If a source is replaced, its new length in `Rows` hides old entries."""
 
     def put(self, fresh: Any, of: Int[Tensor, " n"], at: Int[Tensor, " n"]) -> None:
-        """Do nothing: the new batch rows have length 0 in `Rows`, so no old entry is visible."""
+        """Do nothing, because the new batch rows have length 0 in `Rows`, which hides all old entries."""
 
 
 class KVCache(Rewritten):
@@ -141,8 +144,10 @@ class KVCache(Rewritten):
         self.values: Tensor | None = None
         self.row: Tensor | None = None
 
-    def append(self, k: Float[Tensor, "B G T K"], v: Float[Tensor, "B G T V"]) -> tuple[Tensor, Tensor]:
-        """Store new keys and values, and return all keys and values so far."""
+    def append(
+        self, k: Float[Tensor, "B G T K"], v: Float[Tensor, "B G T V"], view: View
+    ) -> tuple[Float[Tensor, "B G S K"], Float[Tensor, "B G S V"], View]:
+        """Store new keys and values. Return all keys and values so far, and `view`, which has their positions."""
         if self.keys is None or self.values is None:
             self.keys = k.new_zeros(*k.shape[:2], self.rows.max_len, k.shape[3])
             self.values = v.new_zeros(*v.shape[:2], self.rows.max_len, v.shape[3])
@@ -157,7 +162,7 @@ class KVCache(Rewritten):
             row, at = self.row, self.rows.positions(T)
             self.keys[row, :, at] = k.transpose(1, 2)
             self.values[row, :, at] = v.transpose(1, 2)
-        return self.keys[:, :, :reach], self.values[:, :, :reach]
+        return self.keys[:, :, :reach], self.values[:, :, :reach], view
 
     def reorder(self, parent: Int[Tensor, " B"]) -> None:
         if self.keys is None or self.values is None:
@@ -177,7 +182,7 @@ class KVCache(Rewritten):
 
 
 class ActivationCache(Rewritten):
-    """All inputs of a convolution so far. New inputs are written in place, at the end of each batch row."""
+    """Cache of all past inputs of a convolution. New inputs are written in place, at the end of each batch row."""
 
     def __init__(self, rows: Rows) -> None:
         self.rows = rows
@@ -219,9 +224,10 @@ class ConvolutionCache(Rewritten):
         self.x: Tensor | None = None  # (B, size, D)
 
     def unfold(self, x: Float[Tensor, "B T D"], counts: Int[Tensor, " B"] | None) -> Float[Tensor, "B T W"]:
-        """Return the convolution window that ends at each new input: oldest input first, zeros before the first token.
+        """Return the convolution window that ends at each new input, oldest input first, padded with zeros on the left.
 
-        In each batch row, store only the first `counts` new inputs (None: all): padding must not overwrite real inputs.
+        Only the first `counts` new inputs of each batch row are stored (None: all). The others are padding, which must
+        not overwrite real inputs.
         """
         if self.x is None:
             self.x = x.new_zeros(x.shape[0], self.size, x.shape[2])
@@ -278,7 +284,7 @@ class StaticKV:
         """Do nothing: a beam and its parent have the same source."""
 
     def put(self, fresh: "StaticKV", of: Int[Tensor, " n"], at: Int[Tensor, " n"]) -> None:
-        """Overwrite source at[i] with source of[i] from `fresh`."""
+        """Replace the keys and values of source `at[i]` by those of source `of[i]` in `fresh`, for each i."""
         self.keys.index_copy_(0, at, fresh.keys.index_select(0, of))
         self.values.index_copy_(0, at, fresh.values.index_select(0, of))
 
@@ -309,7 +315,7 @@ class RecurrentState:
         self.parts = tuple(part.index_select(0, rows) for part in self.parts)
 
     def put(self, fresh: "RecurrentState", of: Int[Tensor, " n"], at: Int[Tensor, " n"]) -> None:
-        """Overwrite all beams of source at[i] with those of source of[i] from `fresh`."""
+        """Replace the states of all beams of source `at[i]` by those of source `of[i]` in `fresh`, for each i."""
         beams = (-1, self.rows.beams)
         for own, new in zip(self.parts, fresh.parts, strict=True):
             own.unflatten(0, beams).index_copy_(0, at, new.unflatten(0, beams).index_select(0, of))

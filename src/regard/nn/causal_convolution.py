@@ -27,7 +27,7 @@ class KernelExtent(NamedTuple):
 
 
 def kernel_extent(kernel_size: int, site: Site, dilation: int = 1) -> KernelExtent:
-    """Return the extent of a kernel: it ends at position t in a causal stack, and is centred on t otherwise.
+    """Return the extent of a kernel that ends at position t in a causal stack, and is centred on t otherwise.
 
     A centred kernel of even size has its additional tap on the right.
     """
@@ -64,7 +64,7 @@ def pad_stream(
 
 
 def other_segments(extent: KernelExtent, view: View) -> tuple[Bool[Tensor, "B T"], ...] | None:
-    """Return a mask per filter tap: positions where it reads another text of a packed batch row (None: not packed)."""
+    """Return a mask per filter tap: True where the tap reads another text of the packed row. None: rows not packed."""
     if not view.mask.packed:
         return None
     return cached(view.shared, ("other_segments", extent), lambda: _other_segments(extent, view))

@@ -52,7 +52,7 @@ class Site:
     path: str = ""
 
     def inside(self, path: str, **changes: Any) -> "Site":
-        """Return a copy of this site for a submodule: `path` extends the path, `changes` replace other fields."""
+        """Return a copy of this site for a submodule, with `path` appended to the path and the `changes` applied."""
         return replace(self, path=join(self.path, path), **changes)
 
     def error(self, name: str, message: str) -> SpecError:
@@ -67,7 +67,8 @@ class Site:
     def linear(self, d_in: int, widths: Mapping[Role, int], *, bias: bool | None = None) -> nn.Module:
         """Return a linear layer from d_in to sum(widths) channels, with separately initialised weights for each role.
 
-        All projections are built here, so one field of the model spec replaces the linear layer (Fixup, LoRA) or init.
+        All projections are built here, so one field of the model spec can replace all linear layers (Fixup, LoRA), and
+        another one their initialisation.
         """
         projection = self.linear_.build(d_in, widths, bias, self)
         projection.row_widths = dict(widths)  # type: ignore[reportAttributeAccessIssue]  # for regard.weights

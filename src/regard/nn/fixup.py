@@ -57,9 +57,9 @@ class FixupEnd(nn.Module):
 
 @dataclass(frozen=True, slots=True)
 class FixupLinear(Linear):
-    """Feed-forward projections x W_up' and (x + u) W_down' without biases, with a learned scalar u, initially 0.
+    """Feed-forward projections x W_up' and (x + u) W_down', with a learned scalar u, initially 0.
 
-    They have biases only in a branch whose own `bias` is true. All other projections are as in `Dense`.
+    They have biases only if the branch itself sets `bias=True`. All other projections are as in `Dense`.
     """
 
     kind = "fixup_linear"

@@ -77,7 +77,7 @@ class GPT2Init(Init):
 
 @dataclass(frozen=True, slots=True)
 class T5Init(Init):
-    """Raffel et al. 2020: normal weights. Queries include the factor 1/sqrt(d_head), which T5's attention omits.
+    """Raffel et al. 2020: normal weights. W_q includes the factor 1/sqrt(d_head), which T5's attention omits.
 
     The standard deviations are (d_model * d_head)^-1/2 for queries, d_in^-1/2 for other projections with d_in inputs, 1
     for embedding tables and d_model^-1/2 for relative biases.
@@ -141,8 +141,9 @@ class DeepNormInit(Init):
 class ConvS2SInit(Init):
     """Gehring et al. 2017, 3.5: weights that preserve the variance of activations through gates and dropout.
 
-    A projection with n inputs and dropout rate p has N(0, (1 - p) / n). A projection into a gated linear unit has
-    N(0, 4 (1 - p) / n), because the gate leaves a quarter of the variance. Embedding tables have N(0, 0.1^2).
+    The weights of a projection with n inputs and dropout rate p are from N(0, (1 - p) / n). Before a gated linear unit,
+    they are from N(0, 4 (1 - p) / n), because the gate leaves a quarter of the variance. Embedding tables are from
+    N(0, 0.1^2).
     """
 
     kind = "convs2s_init"

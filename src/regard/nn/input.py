@@ -27,7 +27,7 @@ class InputSpec(Spec):
         return 0
 
     def of(self, side: Literal["source", "target"]) -> "InputSpec":  # noqa: ARG002
-        """Return the input spec for the source or the target; by default, the same for both."""
+        """Return the input spec for the source or the target. By default, both have this spec."""
         return self
 
     def table_width(self, d_model: int) -> int:

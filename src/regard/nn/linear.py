@@ -1,4 +1,4 @@
-"""Linear layers: the base class of specs that build all projections of a model, and the default."""
+"""`Linear`, the base class of specs that build all projections of a model, and `Dense`, the default."""
 
 from abc import abstractmethod
 from collections.abc import Mapping
@@ -23,7 +23,7 @@ class Linear(Spec):
 
 @dataclass(frozen=True, slots=True)
 class Dense(Linear):
-    """y = x W' + b. Weights are initialised according to their role (query, up, ...), biases with zero."""
+    """y = x W' + b. Weights are initialised according to their role (query, up, ...). Biases start at zero."""
 
     kind = "dense"
     bias: bool = True

@@ -17,7 +17,7 @@ from regard.nn.trace import Trace
 
 @dataclass(frozen=True, slots=True)
 class Mask:
-    """Attention mask: conditions on segment seg (0: padding) and position pos under which query i attends to key j.
+    """Attention mask, computed from the segments seg (0: padding) and the positions pos of query i and key j.
 
     visible(i, j) = seg_i == seg_j != 0
                     and (not causal or prefix_j or pos_j <= pos_i)        (pos_j < pos_i when strict)
@@ -36,14 +36,15 @@ class Mask:
     attention_pattern: AttentionPattern | None = None
     segments: int = 1  # maximum number of segments in a batch row
     longest: int | None = None  # maximum number of tokens in a segment; None: the length of a row
+    columns: int | None = None  # number of positions, if the keys are in the slots of a ring cache, in another order
 
     def dense(self, T: int, S: int, device: torch.device) -> Bool[Tensor, "b 1 t S"] | None:
-        """Return the mask as a tensor (True: visible), or None if all keys are visible. Constant axes have size 1."""
+        """Return the mask as a tensor (True: visible), or None if all keys are visible. Broadcast axes have size 1."""
         conditions = self.conditions(T, S, device)
         return reduce(torch.logical_and, conditions)[:, None] if conditions else None
 
     def conditions(self, T: int, S: int, device: torch.device) -> list[Bool[Tensor, "b t S"]]:
-        """Return the conditions of the mask as boolean tensors, except those that hide no key."""
+        """Return the conditions of the mask as boolean tensors. Conditions that hide no key are left out."""
         conditions: list[Tensor] = []
         if self.packed:
             assert self.q_seg is not None
@@ -59,7 +60,9 @@ class Mask:
                 past = k < q if self.strict else k <= q
                 conditions.append(past if self.prefix is None else past | self.prefix[:, None, :])
             if self.attention_pattern is not None:
-                conditions.append(self.attention_pattern.visible(q, k))
+                length = self.text_lengths(S, device)[..., None] if self.attention_pattern.reads_length else None
+                prefix = None if self.prefix is None else self.prefix[:, None, :]
+                conditions.append(self.attention_pattern.visible_in(q, k, length, prefix))
         return conditions
 
     def order_hides_padding(self) -> bool:
@@ -67,12 +70,23 @@ class Mask:
         return self.causal and self.k_pos is None and self.prefix is None
 
     def follows_all(self, S: int) -> bool:
-        """Return whether the causal condition hides none of the S keys from any query, as in a decoding step."""
+        """Return whether causality lets every query attend to all S keys, as in a decoding step."""
         return not self.strict and self.q_pos is None and self.k_pos is None and self.start >= S - 1
 
     def bound(self, S: int) -> int:
         """Return an upper bound of all positions, without a device sync."""
         return self.longest if self.k_pos is not None and self.longest is not None else S
+
+    def text_lengths(self, S: int, device: torch.device) -> Int[Tensor, "#B #T"]:
+        """Return the number of tokens in the text of each query: in its segment of a packed row, or in its row."""
+        if self.k_seg is None:
+            return torch.tensor([[S]], device=device)
+        if not self.packed:
+            return (self.k_seg != 0).sum(1, keepdim=True)
+        assert self.q_seg is not None
+        seg = self.k_seg.long()
+        counts = seg.new_zeros(seg.shape[0], self.segments + 1).scatter_add(1, seg, torch.ones_like(seg))
+        return counts.gather(1, self.q_seg.long())
 
     def positions(self, T: int, S: int, device: torch.device) -> tuple[Int[Tensor, "#b T"], Int[Tensor, "#b S"]]:
         """Return (q, k): the positions of the T queries and of the S keys."""
@@ -85,7 +99,7 @@ class Mask:
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """Attention mask and position terms for T queries and S keys, with a cache; shared by the layers of a stack."""
+    """Attention mask and position terms for T queries and S keys. All layers of a stack share a view and its caches."""
 
     mask: Mask
     T: int
@@ -127,7 +141,7 @@ class View:
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """Inputs of all layers of a stack besides the hidden states: masks, encoder output, lists for losses and traces."""
+    """Inputs that all layers of a stack share: masks, encoder output, and lists that collect losses and traces."""
 
     own: View  # for self-attention
     cross: View | None = None  # for cross-attention
@@ -136,7 +150,7 @@ class Context:
     trace: Trace | None = None  # records attention weights; None: no recording
 
     def block(self, call: int) -> "Context":
-        """Return the context of the block at depth `call`: `self`, unless each block has its own encoder output."""
+        """Return the context of the block at depth `call`. It is `self` if all blocks share one encoder output."""
         if self.memory is None or len(self.memory.x) == 1:
             return self
         return replace(self, memory=replace(self.memory, x=(self.memory.x[call],)))

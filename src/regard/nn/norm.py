@@ -48,7 +48,7 @@ class LayerNorm(Norm):
 
 @dataclass(frozen=True, slots=True)
 class NoNorm(Norm):
-    """No norm: the input, unchanged."""
+    """No norm: the output is equal to the input."""
 
     kind = "no_norm"
 

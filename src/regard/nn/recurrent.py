@@ -60,7 +60,7 @@ class LSTM(Cell):
 
     i, f, g, o = W_x x + W_h h + b, c' = sigmoid(f) c + sigmoid(i) tanh(g), h' = sigmoid(o) tanh(c').
 
-    `forget_bias` is the initial bias of f. Default: 1, from Jozefowicz et al. 2015; torch has 0.
+    `forget_bias` is the initial bias of f. The default of 1 is from Jozefowicz et al. 2015; torch uses 0.
     """
 
     kind = "lstm"

@@ -14,5 +14,6 @@ class Terms:
     rotation: Callable[[Tensor], Tensor] | None = None  # applied to queries and keys (B, H, T, K)
     offset: Float[Tensor, "b T W"] | None = None  # added to queries, keys and values
     bias: Float[Tensor, "b H T S"] | None = None  # added to the scores, independent of the content
+    by_distance: Callable[[Tensor], Tensor] | None = None  # the bias as a function of distances j - i: (*n) -> (H, *n)
     content: Callable[[Tensor], Tensor] | None = None  # scores that depend on the query: (B, H, T, K) -> (B, H, T, S)
     context: Callable[[Tensor], Tensor] | None = None  # added to the output: weights -> (B, H, T, V)

@@ -1,4 +1,4 @@
-"""The models from which the planner chooses: for every type of task a list, the smallest model first."""
+"""The models from which the planner chooses. Every type of task has a list of models, the smallest first."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -139,8 +139,8 @@ def of_ngrams(spec: ModelSpec) -> bool:
 def for_length(spec: ModelSpec, length: int) -> ModelSpec:
     """Return a classifier of long texts with mean pooling and word dropout added; return other models unchanged.
 
-    `length` is the number of tokens per text. In a long text, many words indicate the class: mean pooling counts them,
-    and word dropout removes only some of them. With 4,000 film reviews, accuracy improved by several points.
+    `length` is the number of tokens per text. In a long text, many words indicate the class. Mean pooling counts these
+    words, and word dropout removes only some of them. With 4,000 film reviews, accuracy improved by several points.
     """
     if length <= LONG or not isinstance(spec, EncoderOnly) or not isinstance(spec.task, SentenceClassifier):
         return spec

@@ -1,8 +1,8 @@
 """Choose the size of a model: the largest candidate that the text, the time and the memory allow.
 
-The model has at most `TEXT` parameters per token of the text, and so few that training can process at least `SEEN`
-tokens per parameter in the time. So a longer text or more time never gives a smaller model. The numbers come from the
-experiments in docs/decisions/014-planner.md.
+The model has at most `TEXT` parameters per token of the text. It is also small enough that training can process at
+least `SEEN` tokens per parameter in the given time. A longer text or more time therefore never gives a smaller model.
+The numbers come from the experiments in docs/decisions/014-planner.md.
 """
 
 from collections.abc import Callable
@@ -30,8 +30,9 @@ def largest(
 ) -> tuple[Candidate, float | None]:
     """Return (candidate, speed): the largest candidate that text, time and memory allow, and its speed.
 
-    The speed is in target tokens per second, or None if the user has set the number of steps. Larger candidates are not
-    measured. `finished` maps the model of a candidate to the complete model, with the user's modifications.
+    The speed is in target tokens per second, or None if the user has set the number of steps. The speed of larger
+    candidates is not measured. `finished` maps the model of a candidate to the complete model, with the user's
+    modifications.
     """
     best = known[0]
     if train.steps is not None and train.time is None:  # the user has set the number of steps, so time is no limit
@@ -54,7 +55,8 @@ def largest(
 def possible(known: list[Candidate], finished: Callable[[ModelSpec], ModelSpec], attention: bool) -> list[Candidate]:
     """Return the candidates to which the user's modifications apply; raise SpecError if there are none.
 
-    For classification, these are n-gram convolutions if there are any. If `attention` is true, they are Transformers.
+    For classification, only n-gram convolutions are returned if there are any. If `attention` is true, only
+    Transformers are returned.
     """
     accepted, errors = list[Candidate](), list[SpecError]()
     for candidate in known:
@@ -71,7 +73,7 @@ def possible(known: list[Candidate], finished: Callable[[ModelSpec], ModelSpec],
 
 
 def _seen(text: TextSize, labels: float) -> float:
-    """Return the source and target tokens processed in training, if the time is enough for `labels` target tokens."""
+    """Return the number of source and target tokens that training processes, given `labels` target tokens."""
     return TRAINING * labels * text.total / max(1, text.labels)
 
 

@@ -1,4 +1,4 @@
-"""Choose the settings that a recipe leaves open from the text, the device and the time; give a reason for each.
+"""Choose missing settings of a recipe to suit the text, the device and the training time, and give reasons for them.
 
 The numbers come from the experiments in docs/decisions/014-planner.md.
 """
@@ -21,15 +21,15 @@ from regard.training.spec import TrainSpec
 
 DEFAULT = {"cpu": 15 * 60.0, "mps": 30 * 60.0, "cuda": 30 * 60.0}  # seconds of training if no time is given
 MOST_STEPS = 200_000
-MANY = 30_000  # from this number of short texts on, a classifier has more dropout
+MANY = 30_000  # a classifier of more short texts than this has more dropout
 SMALL = {"cpu": 1024, "mps": 4096, "cuda": 4096}  # minimum number of tokens per batch
 GENTLE = 0.1  # learning rate of fine-tuning, relative to training from scratch
 TUNING_PASSES = 5.0  # passes through the text in fine-tuning; up to 20 for a text of only a few batches
 TUNING_STEPS = 100
 VALIDATIONS = 20  # maximum number of validations in a training run
 VALIDATION = 0.1  # share of the time for validations
-# Validations without improvement before training with a time limit stops: about a quarter of all. While the learning
-# rate is high, a score may not improve for an eighth of the time, and improve again when the learning rate falls.
+# Early stopping with a time limit: number of validations without improvement, about a quarter of all validations. While
+# the learning rate is high, a score may not improve for an eighth of the time, and improve again when it falls.
 PATIENCE = 7
 GREEDY = 0.25  # speed of greedy search on a CPU, relative to training
 SEARCH_STEP = 6e-3  # seconds of a step of greedy search on a GPU, for a batch of hundreds of texts
@@ -177,7 +177,7 @@ def _optimizer(objective: Objective, candidate: Candidate, hardware: Hardware, g
 
 
 def _pooled(spec: ModelSpec) -> tuple[str | None, float | None]:
-    """Return (pooling, word dropout) of a model; None for a setting that the model does not have."""
+    """Return (pooling, word dropout) of a model, or None for a setting that the model does not have."""
     task, tokens = getattr(spec, "task", None), getattr(spec, "input", None)
     return getattr(task, "pool", None), getattr(tokens, "word_dropout", None)
 
@@ -285,7 +285,8 @@ def _rate(objective: Objective, candidate: Candidate, optimizer: OptimizerSpec) 
 def _dropout(objective: Objective, passes: float, text: TextSize) -> float:
     """Return the dropout rate. It grows with the number of passes, because text that is read once is not memorised.
 
-    A classifier has 0.3; with many short texts it trains for more steps, and has the rate of Kim 2014, 0.5.
+    A classifier has a dropout rate of 0.3. With many short texts, it trains for more steps and has a rate of 0.5, as in
+    Kim 2014.
     """
     if objective.model == "classifier":
         return 0.5 if text.records >= MANY and max(text.lengths) <= LONG else 0.3

@@ -1,7 +1,8 @@
 """The training speed of a model on this device, measured or estimated, and stored in the cache.
 
 On a CPU, a few training steps are timed. On a GPU, a step would have to be captured as a CUDA graph or compiled first,
-which takes too long. So the speed of a matrix product is measured there, and the model's is estimated from its FLOPs.
+which takes too long. So on a GPU, the speed of a matrix product is measured, and the speed of a model is estimated from
+its FLOPs.
 """
 
 import json
@@ -117,7 +118,7 @@ def _flops_per_token(spec: ModelSpec) -> float:
 
 @cache
 def muon_share(spec: ModelSpec, tokens: int) -> float:
-    """Return the FLOPs of Muon's matrix products in a step, relative to those of the model for `tokens` tokens.
+    """Return the FLOPs of Muon's matrix products in a step, relative to the FLOPs of the model for `tokens` tokens.
 
     A matrix with m rows and n >= m columns takes five iterations, each with two products of 2 m^2 n FLOPs and one of
     2 m^3 FLOPs.

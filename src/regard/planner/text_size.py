@@ -19,12 +19,12 @@ class TextSize:
 
     @property
     def epoch(self) -> int:
-        """Number of tokens in one pass through the text, counted on the longer side (source or target)."""
+        """Number of tokens in one pass through the text, counted in the source or the target, whichever is longer."""
         return max(1, max(self.lengths) * self.records)
 
 
 def text_size(objective: Objective, survey: Survey, batching: Batching) -> TextSize:
-    """Return the size of a text from the counts in `survey`. In continuous text, an example is one window."""
+    """Return the size of a text from the counts in `survey`. In a stream of text, an example is one window."""
     columns = {name: survey.ids[name] for name in objective.measured}
     if objective.stream:
         window, tokens = getattr(batching, "length", 256), columns["target"]

@@ -104,7 +104,7 @@ def idle_cores() -> float:
 
 
 def _ticks() -> dict[int, tuple[int, int]]:
-    """Return (idle clock ticks, all clock ticks) by core number; empty if the system does not report them."""
+    """Return {core number: (idle clock ticks, all clock ticks)}, or an empty dict if the system reports no ticks."""
     try:
         rows = [line.split() for line in STAT.read_text().splitlines() if re.match(r"cpu\d", line)]
         # user, nice, system, idle, iowait, irq, softirq, steal; guests are part of user

@@ -139,7 +139,7 @@ def _check_record(record: Mapping[str, Any]) -> None:
 
 
 def _fixes_rows(record: Mapping[str, Any]) -> Any:
-    """Return `fixes_rows` from the JSON object of a request. Earlier versions called it `laid`, or did not store it."""
+    """Return `fixes_rows` from the JSON object of a request. Earlier versions stored it as `laid` or not at all."""
     return record.get("fixes_rows", record.get("laid", record["data"].get("batching") is not None))
 
 
@@ -228,7 +228,7 @@ def objective_of(record: Mapping[str, Any], changes: Iterable[str], trust_code: 
 
 
 def _check_start(record: Mapping[str, Any], sections: Mapping[str, Mapping[str, Any]], variants: Sequence[str]) -> None:
-    """Raise SpecError for settings that fine-tuning (`--from`) would ignore, such as those of model and tokenizer."""
+    """Raise SpecError for settings that fine-tuning (`--from`) would ignore, such as settings of the model."""
     start = record["start"]
     if "model" in record or sections["model"] or variants:
         raise SpecError("model", f"--from uses the model of {start} unchanged; leave out all changes to it")
@@ -435,7 +435,7 @@ def parse_changes(changes: Iterable[str], section: str) -> dict[str, Any]:
 
 
 def parse_change(change: str) -> tuple[str, Any]:
-    """Return (path, value) for a `path=value` edit. The value is `none`, a TOML value, or else taken as a string."""
+    """Return (path, value) for a `path=value` edit. The value is `none` or a TOML value; other text is a string."""
     path, equals, text = change.partition("=")
     path, text = path.strip(), text.strip()
     if not equals or not path or not text:

@@ -32,7 +32,7 @@ from regard.training.ranking import Criterion, Metrics
 from regard.training.trainer import Trainer, Watcher
 
 SAMPLED, SAMPLE_WORDS, SAMPLE_TOKENS = 100, range(4, 13), 20  # for the sample output shown at validation
-COMPILE_CACHE = "TORCHINDUCTOR_CACHE_DIR"  # the folder in which torch.compile stores its output
+COMPILE_CACHE = "TORCHINDUCTOR_CACHE_DIR"  # environment variable: the folder for compiled code
 
 
 def assemble(  # noqa: PLR0913  # all parts of a training run
@@ -83,13 +83,13 @@ def assemble(  # noqa: PLR0913  # all parts of a training run
 def keep_compiled_code() -> None:
     """Make `torch.compile` store compiled code in regard's cache, unless the user has set TORCHINDUCTOR_CACHE_DIR."""
     folder = os.environ.get(COMPILE_CACHE, "")
-    default = not folder or Path(folder).name.startswith("torchinductor_")  # torch's own, which a reboot may clear
+    default = not folder or Path(folder).name.startswith("torchinductor_")  # torch's default, which a reboot may clear
     if default and (compiled := cache.compile_folder()) is not None:
         os.environ[COMPILE_CACHE] = str(compiled)
 
 
 def _grown(weights: Mapping[str, Tensor], initial: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return `weights`; rows that a tensor lacks, such as those of new classes, are taken from `initial`."""
+    """Return `weights`, with rows that a tensor lacks (such as those of new classes) copied from `initial`."""
     return {
         name: torch.cat([tensor, initial[name][len(tensor) :].to(tensor.device)])
         if name in initial and initial[name].shape != tensor.shape and initial[name].shape[1:] == tensor.shape[1:]
@@ -119,8 +119,8 @@ def measure_of(
 ) -> Callable[[Model], Metrics] | None:
     """Return a function that computes the validation metrics of a model, or None if the recipe has no validation text.
 
-    The function decodes the first `decode` validation examples (default: `train.decode` of the recipe) for metrics of
-    text, and calls `show` with a sample output.
+    For metrics of text, the function decodes the first `decode` validation examples (default: `train.decode` of the
+    recipe). It also calls `show` with a sample output.
     """
     records = held_out(recipe, data)
     if records is None:

@@ -38,7 +38,7 @@ class TextDecoder:
         return decode(texts, self.search, self.batch_size, self.limits, self.constraints, first)
 
     def stream(self, text: str, number: int = 0) -> Iterator[str]:
-        """Yield one output in pieces, as it is generated; `number` is the index of the text in the whole input."""
+        """Yield the pieces of an output as they are generated; `number` is the index of the text in the whole input."""
         decode = self.texts.translate_stream if self.translates else self.texts.generate_stream
         return decode(text, self.search, self.limits, self.constraints, number)
 
@@ -67,9 +67,8 @@ def text_decoder(  # noqa: PLR0913  # the options of the command line
 ) -> TextDecoder:
     """Return a `TextDecoder` with these options, for one trained model or for several as an ensemble.
 
-    `threads` is the number of CPU threads of an engine other than the native one, and `report` is called with the
-    progress messages of that engine. Set `best` if only the best output for each text is used; the beam size may then
-    be smaller than the recipe's `n_best`.
+    An engine such as CTranslate2 uses `threads` CPU threads, and calls `report` with progress messages. Set `best` if
+    only the best output for each text is used; the beam size may then be smaller than the recipe's `n_best`.
     """
     for name, value in ({"n_best": n_best} | options).items():
         if search is not None and value not in (None, (), []):
@@ -95,7 +94,7 @@ def text_decoder(  # noqa: PLR0913  # the options of the command line
 
 
 def ensemble(runs: "Sequence[TrainedModel]", warn: Warn = lambda _: None) -> Texts:
-    """Combine trained models into an ensemble that decodes text. They must have the same tokenizers and objective."""
+    """Combine trained models into an ensemble that decodes text. All must have the same tokenizers and objective."""
     first = runs[0]
     generators: list[Generator] = []
     for run in runs:

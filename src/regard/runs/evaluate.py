@@ -38,7 +38,7 @@ class Test:
     stride: int | None = None  # tokens between the windows of a stream; None: half a window
 
     def only(self, *names: str) -> None:
-        """Raise an error if a file option that is not in `names` is given, because it would be ignored."""
+        """Raise an error if a file option is given that is not listed in `names`, because it would be ignored."""
         for name in ("source", "reference", "tsv", "text", "labelled"):
             if name not in names and getattr(self, name) is not None:
                 raise SpecError(f"--{name}", "would be ignored here; leave it out")
@@ -80,7 +80,7 @@ class Test:
 
 @dataclass(frozen=True)
 class Outputs:
-    """The outputs of a trained model, with facts about the model, or the outputs of any system, read from a file."""
+    """The outputs of a trained model with facts about the model, or the outputs of any system from a file."""
 
     name: str
     texts: list[str]
@@ -183,9 +183,9 @@ def _classified(run: "TrainedModel", test: Test, warn: Warn) -> Outputs:
 def _language_model(run: "TrainedModel", test: Test, chosen: Sequence[Metric]) -> dict[str, Any]:
     """Return the scores of a language model on test text: by default loss, perplexity, and bits per byte.
 
-    The test text is read as in training, as one stream of tokens or line by line. A stream is cut into windows that
-    overlap by half, unless `test.stride` is set, so that every predicted token has enough context. The windows of
-    validation during training do not overlap, so the validation loss is higher.
+    The test text is read as in training, as one stream of tokens or line by line. A stream is cut into windows. They
+    overlap by half, or as `test.stride` specifies, so that every predicted token has enough context. In the validation
+    during training, windows do not overlap, so the validation loss is higher.
     """
     records = test.lines()
     objective, tokenizers = run.objective, run.tokenizers
@@ -281,7 +281,7 @@ def evaluate(  # noqa: PLR0913  # the options of the command line
 ) -> dict[str, Any]:
     """Check that no option would be ignored, then return the report of `evaluate_run`.
 
-    `run` is a trained model, a run folder, which is loaded with `load(path, **loading)`, or a file of outputs.
+    `run` is a trained model, a run folder or a file of outputs. A run folder is loaded with `load(path, **loading)`.
     """
     if samples is not None and against is None:
         raise SpecError("--samples", "is an option of a comparison; give --against, or leave it out")
@@ -320,7 +320,7 @@ def evaluate(  # noqa: PLR0913  # the options of the command line
 
 
 def refuse_ignored(options: dict[str, bool], why: str) -> None:
-    """Raise an error if an option (name -> whether it is given) is given that would be ignored for the reason `why`."""
+    """Raise an error if one of `options` (name -> True if given) is given. It would be ignored for the reason `why`."""
     for name, is_given in options.items():
         if is_given:
             raise SpecError(name, f"would be ignored: {why}; leave it out")

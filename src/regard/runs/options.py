@@ -48,7 +48,7 @@ class RequestOptions(TypedDict, total=False):
 
 
 class LoadOptions(TypedDict, total=False):
-    """Options for loading a trained model from a run folder. A `TrainedModel`, which is already loaded, takes none."""
+    """Options for loading a trained model from a run folder. A `TrainedModel` is already loaded and takes none."""
 
     average: int | None  # use the mean of the last N checkpoints
     device: str  # auto, cpu, cuda or mps
@@ -125,9 +125,9 @@ def search_from_options(  # noqa: PLR0913  # the options of the command line
 ) -> Search:
     """Return `default`, the search of a recipe, modified by these options.
 
-    `beam` selects beam search, and `temperature`, `top_k`, `top_p` or `min_p` selects sampling. If `default` is of the
-    other kind, settings that are not given have the general defaults of the new search. If `default` is neither beam
-    search nor sampling, it can be modified only by `changes`.
+    `beam` selects beam search, and `temperature`, `top_k`, `top_p` or `min_p` selects sampling. If `default` is a
+    search of the other kind, settings that are not given have the default values of the selected kind. If `default` is
+    neither beam search nor sampling, it can be modified only by `changes`.
     """
     edits = parse_changes(several(changes), "decode")
     sampling = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p}
@@ -213,7 +213,7 @@ def cpu_threads(threads: int | None) -> Iterator[None]:
 
 
 def several(values: str | Path | Iterable[str | Path] | None) -> list[str]:
-    """Return paths or names as a list of strings. A single string becomes a list of one; None becomes an empty list."""
+    """Return paths or names as a list of strings: one element for a single string, and no elements for None."""
     return [str(values)] if isinstance(values, str | Path) else [str(value) for value in values or ()]
 
 

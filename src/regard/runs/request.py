@@ -81,7 +81,7 @@ def request_from_options(  # noqa: PLR0913  # the options of the command line
 
 
 def _parallel_files(source: str | Path | None, target: str | Path | None) -> dict[str, Any]:
-    """Return a dict of the source and target paths, with None for a missing one; it is empty if both are missing."""
+    """Return a dict of the source and target paths (None if missing), or an empty dict if both are missing."""
     if not source and not target:
         return {}
     return {"source": source and str(source), "target": target and str(target)}
@@ -150,7 +150,8 @@ def check_request(request: RecipeRequest) -> None:
     """Check the settings, files and model of a recipe request, and raise an error before any training text is read."""
     if request.train.time is not None and request.train.validate_every is not None:
         raise SpecError(
-            "train.validate_every", "is not used with a time, which validates by the clock; leave one of the two out"
+            "train.validate_every",
+            "has no effect with a time limit, which schedules validations; leave one of the two out",
         )
     criterion_of(request.train, request.data.objective, request.trust_code)
     if request.train.bleu_tokenize != TrainSpec().bleu_tokenize:
@@ -172,7 +173,7 @@ def check_request(request: RecipeRequest) -> None:
 
 
 def _check_modifications(request: RecipeRequest) -> None:
-    """Raise an error unless the edits and variants of a request fit at least one model that the planner can choose."""
+    """Raise an error if the edits and variants of a request fit none of the models that the planner can choose."""
     refusals = []
     for candidate in planner.candidates(request.data.objective):
         try:

@@ -104,7 +104,7 @@ def resolve(  # noqa: PLR0913  # ablations pass all of them
 
 
 def _length_limit(data: Prepared, parent: TrainedModel | None, reasons: list[str]) -> LengthLimit | None:
-    """Return the length limit of translations, given the training text and the parent run; None for other tasks."""
+    """Return the length limit of translations, given the training text and the parent run, or None for other tasks."""
     if data.objective.model != "sequence_to_sequence":
         return None
     limit = length_limit.of_tables(data.train)
@@ -134,7 +134,7 @@ def _known_model(
     objective: Objective,
     fits: Callable[[ModelSpec], Mapping[str, Any]],
 ) -> ModelSpec | None:
-    """Return the model of the parent run or, without one, of the request; None if the planner must choose a model."""
+    """Return the model of the parent run, or else that of the request, or None if the planner must choose a model."""
     if parent is None:
         return None if request.model is None else model_for(request, None, fits)[1]
     model = parent.recipe.model

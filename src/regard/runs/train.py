@@ -280,10 +280,10 @@ def _fit(
 
 
 def _change_on_parent(start: str, run: TrainedModel, options: TrainingOptions) -> dict[str, Any] | None:
-    """Return {"parent": path, "before": metrics, "after": metrics} on the validation text of the parent run.
+    """Evaluate the parent model and the fine-tuned model on the validation text of the parent run.
 
-    The metrics are measured before and after fine-tuning. The result is None if the parent cannot be loaded or memory
-    runs out.
+    Return {"parent": path, "before": metrics, "after": metrics}, or None if the parent cannot be loaded or memory runs
+    out.
     """
     try:
         parent = load(start, options.device, trust_code=options.trust_code, plain=options.plain)
@@ -328,7 +328,7 @@ def inside_warmup(train: TrainSpec, step: int) -> str | None:
 
 @contextmanager
 def _signals() -> Iterator[list[str]]:
-    """Yield a list to which the first Ctrl-C or SIGTERM is appended in words; the second has its usual effect."""
+    """Yield a list. The first Ctrl-C or SIGTERM appends a description to the list; the second has its usual effect."""
     caught: list[str] = []
     if threading.current_thread() is not threading.main_thread():
         yield caught

@@ -151,7 +151,7 @@ class TrainedModel:
     def translations(
         self, texts: str | Iterable[str], *, n_best: int | None = None, **options: Unpack[TranslationOptions]
     ) -> list[Output] | Iterator[list[Output]]:
-        """Return the n best translations of a text, with scores; for several texts, an iterator of such lists.
+        """Return the n best translations of a text, with scores. For several texts, yield one such list per text.
 
         If `engine` is a name, each call loads the engine again. To load it only once, pass the result of `self.engine`.
         """
@@ -171,7 +171,7 @@ class TrainedModel:
     def generate(
         self, prompts: str | Iterable[str], *, n_best: int | None = None, **options: Unpack[DecodingOptions]
     ) -> list[Output] | list[list[Output]]:
-        """Return the n best continuations of a prompt, or a list of these for each of several prompts.
+        """Return the n best continuations of a prompt; for several prompts, return one such list per prompt.
 
         The options are those of `regard generate`. Without `max_len`, a continuation has at most 200 tokens, or fewer
         if the model has fewer positions.
@@ -202,8 +202,8 @@ class TrainedModel:
 
         A string is tokenized and scored with eos. In a pair (source, target), the target is scored, and a long source
         is truncated as in `translate`. A model that was trained on one stream of text has no bos and scores each text
-        as if it followed a line feed. In an `Output`, the generated tokens are scored after the source or prompt, with
-        eos if the output ended; the score equals `Output.log_prob`, except for rounding.
+        as if it followed a line feed. In an `Output`, the generated tokens are scored given the source or prompt, and
+        eos is included if the output ended. The score equals `Output.log_prob`, except for rounding.
 
         `first` is the index of the first text in the input, for messages.
         """
@@ -309,7 +309,7 @@ class TrainedModel:
     def export(
         self, to: str = NAME, quantize: str | None = None, out: str | Path | None = None, force: bool = False
     ) -> Exported:
-        """Convert the model for another inference engine, compare the outputs of both, and return the export.
+        """Convert the model for another inference engine, compare its outputs with the model's, and return the export.
 
         If `out` is None, the export is written into the run folder.
         """
@@ -413,10 +413,10 @@ def load(
     """Load the trained model from a run folder.
 
     `step` selects the checkpoint of this training step, and `average` the mean of the last `average` checkpoints. If
-    both are None, the final weights are loaded; a run that is not finished has none, and its best checkpoint is loaded
-    instead. `mapped` memory-maps the weights file, so that several processes share the weights in memory. Do not change
-    mapped weights: prepacked copies are not updated after a change through `.data`. `plain` loads the readable form of
-    the model, without the faster kernels of `regard.fast`.
+    both are None, the final weights are loaded. If training has not finished, the best checkpoint is loaded instead.
+    `mapped` memory-maps the weights file, so that several processes share the weights in memory. Do not change mapped
+    weights: prepacked copies are not updated after a change through `.data`. `plain` loads the readable form of the
+    model, without the faster kernels of `regard.fast`.
     """
     folder = RunFolder(path)
     recipe = read_recipe(folder, trust_code)
@@ -450,7 +450,7 @@ def read_recipe(folder: RunFolder, trust_code: bool = False) -> Recipe:
 
 
 def read_tokenizers(folder: RunFolder, objective: Objective) -> dict[str, Tokenizer]:
-    """Read the tokenizers of a run. They are keyed by what they encode: `source`, `target` or `text`."""
+    """Read the tokenizers of a run, keyed by the column that they encode: `source`, `target` or `text`."""
     joint = folder.path / "tokenizer.json"
     if joint.exists():
         return dict.fromkeys(objective.encoded, Tokenizer.load(joint))

@@ -133,7 +133,7 @@ class Chunk:
 
 
 class Workers:
-    """Worker processes for translation. They end when the `with` block is left."""
+    """Worker processes for translation. The processes end with the `with` block."""
 
     def __init__(self, count: int, task: Task) -> None:
         self.count, self.task = count, task

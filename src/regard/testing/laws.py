@@ -39,7 +39,7 @@ class NotApplicable(Exception):  # noqa: N818  # not an error
 
 @dataclass(frozen=True)
 class Subject:
-    """A tiny model to test. It is built once and shared by the laws; a law that changes its model calls `own_model`."""
+    """A tiny model to test, built once and shared by all laws. A law that changes the model calls `own_model`."""
 
     spec: ModelSpec
     extra: Mapping[str, type] = field(default_factory=dict)  # spec classes that are not in the catalogue, by kind
@@ -65,7 +65,7 @@ class Subject:
         return model.eval()
 
     def generator(self) -> LanguageModel:
-        """Return the shared model; raise `NotApplicable` if this model does not generate text."""
+        """Return the shared model. Raise `NotApplicable` if this model does not generate text."""
         model = self.model()
         if not isinstance(model, LanguageModel):
             raise NotApplicable("this model does not generate text")

@@ -81,7 +81,7 @@ def check(part: Spec | type[Spec], laws: Iterable[str] = tuple(LAWS), bends: Map
     """Test laws on tiny models that contain `part`, and return a report.
 
     `part` is a spec, or a spec class whose fields all have defaults. `bends` maps each law that the part may break to
-    the reason.
+    the reason why.
     """
     part, laws = _instance(part), tuple(laws)
     verdicts = [verdict for name, model in around(part).items() for verdict in examine(name, model, laws, bends)]

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -137,6 +137,10 @@ def around(part: Spec) -> dict[str, ModelSpec]:  # noqa: PLR0911  # one return f
         field = "encoder" if isinstance(part, RecurrentEncoder) else "decoder"
         return {"recurrent": replace(recurrent(), **{field: part})}
     models = {name: families()[name] for name in ("encoder_decoder", "decoder_only", "masked_lm")}
+    if isinstance(part, AttentionPattern):
+        models["prefix_lm"] = families()["prefix_lm"]
+        names = [name for name, model in models.items() if _sides(model, part)]
+        return {name: _with(models[name], part) for name in names if not part.keeps_prefix or name == "prefix_lm"}
     if isinstance(part, BySide):
         return {"encoder_decoder": _with(models["encoder_decoder"], part)}
     if isinstance(part, InputSpec) and part.vector_channels:
@@ -170,7 +174,7 @@ def positioned(part: Spec) -> dict[tuple[str, str], ModelSpec]:
 
 
 def _with_branch(model: ModelSpec, part: BranchSpec) -> ModelSpec:
-    """Return the model with `part` instead of layers of its type; a new type is added before the feed-forward layer."""
+    """Replace each layer of `part`'s type by `part`. If the type is new, add `part` before each feed-forward layer."""
     if isinstance(part, SelfAttention | CrossAttention | FeedForward):
         swapped = swap(model, type(part), lambda _: part)
         if swapped is model:
@@ -187,7 +191,7 @@ def _with(model: ModelSpec, part: Spec) -> ModelSpec:
     if isinstance(part, Position):
         return swap(_bare(model), Plain, lambda stack: replace(stack, position=part))
     if isinstance(part, AttentionPattern):
-        return swap(model, Plain, lambda stack: replace(stack, attention_pattern=part))
+        return _with_pattern(model, part)
     if isinstance(part, Additive):
         return swap(model, Tokens, lambda tokens: replace(tokens, position=part))
     for slot in (Norm, Residual, Block, StackSpec, InputSpec, TableSpec, HeadSpec, Linear, Init):
@@ -197,13 +201,31 @@ def _with(model: ModelSpec, part: Spec) -> ModelSpec:
     raise SpecError("", f"{problem}; derive its class from a class in regard.catalogue.SLOTS")
 
 
+def _with_pattern(model: ModelSpec, part: AttentionPattern) -> ModelSpec:
+    """Return the model with the attention pattern in every stack that allows it."""
+    changed: dict[str, Any] = {
+        side: replace(getattr(model, side), attention_pattern=part) for side in _sides(model, part)
+    }
+    return replace(model, **changed)
+
+
+def _sides(model: ModelSpec, part: AttentionPattern) -> list[str]:
+    """Return the stacks of the model, "encoder" or "decoder", in which the attention pattern can be used."""
+    sides = {"encoder": False, "decoder": True}  # causal?
+    return [
+        side
+        for side, causal in sides.items()
+        if getattr(model, side, None) is not None and part.refusal(causal, prefixed_by(model)) is None
+    ]
+
+
 def _bare(model: ModelSpec) -> ModelSpec:
     """Return the model without position vectors at the input."""
     return swap(model, Tokens, lambda tokens: replace(tokens, position=None))
 
 
 def streams(spec: ModelSpec) -> dict[str, tuple[Spec, ...]]:
-    """Return the parts of the model that read the source or target, by side, for sides whose order may matter."""
+    """Return the parts of the model that may depend on token order, as lists for the "source" and the "target"."""
     if spec.ordered:
         return {"source": (spec,)} if spec.reads_source else {}
     sides: dict[str, tuple[Spec, ...]] = {}
@@ -216,10 +238,10 @@ def streams(spec: ModelSpec) -> dict[str, tuple[Spec, ...]]:
 
 
 def order(parts: Sequence[Spec], causal: bool) -> tuple[str | None, bool]:
-    """Return (kind, may): the kind of a part that makes token order matter, or None; whether order may matter.
+    """Return (kind, may): the kind of a part for which token order matters (None: no part), and whether it may matter.
 
-    With a causal mask, order always matters, so only parts that use positions count for `kind`. A layer that depends
-    on order may or may not depend on positions, and an attention pattern may mask nothing in a short row.
+    With a causal mask, order always matters, so only parts that use positions count for `kind`. `may` is True for
+    layers that depend on order, and for attention patterns, which may mask nothing in a short row.
     """
     inside = [inner for part in parts for inner in walk(part)]
     ordered = [inner for inner in inside if isinstance(inner, BranchSpec | StackSpec | ModelSpec) and inner.ordered]

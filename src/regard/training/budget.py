@@ -1,4 +1,4 @@
-"""Time budget of training: during training, estimate the number of steps that fit into the remaining time."""
+"""Time budget of training: estimate how many training steps fit into the remaining time."""
 
 import time
 from collections import deque
@@ -10,7 +10,7 @@ FIRST = 0.1  # largest time before the first validation, as a share of the time 
 
 
 class Budget:
-    """The time budget of training, and an estimate of the number of steps that fit into it.
+    """The time budget of training, and an estimate of the number of steps that fit into the budget.
 
     The budget is wall-clock time, including the time for reading text, validation and saving, and including earlier
     sessions if training is resumed. Random numbers depend only on the step, and checkpoints store the number of steps.
@@ -40,7 +40,7 @@ class Budget:
 
     @property
     def ending(self) -> float:
-        """Seconds from the last step to the end: two validations (of last weights, averaged weights) and saving."""
+        """Seconds from the last step to the end: validating the last and the averaged weights, and saving."""
         return 2 * self.validation + 2 * self.saving
 
     def add(self, steps: int, seconds: float) -> None:
@@ -70,7 +70,7 @@ class Budget:
         return max(SPACING * self.seconds, self.validation * (1 - SHARE) / SHARE)
 
     def due(self) -> bool:
-        """Return whether a validation is due now. It never is shortly before the last step, or without a budget."""
+        """Return whether a validation is due now. It is never due shortly before the last step or without a budget."""
         if self.seconds is None:
             return False
         since = time.monotonic() - self.validated

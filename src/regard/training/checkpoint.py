@@ -34,7 +34,7 @@ from regard.files import replace_text, sync, temporary, usual_mode, write_text
 
 FORMAT = 1  # version of the format of run folders; a newer version raises an error
 FINAL = "weights-final.safetensors"
-NOTES = "regard"  # header key for all notes as one JSON object, because safetensors orders header keys at random
+NOTES = "regard"  # header key of the metadata, stored as one JSON object because safetensors has no order of keys
 NESTED = 100  # maximum nesting depth of a JSON file, far more than regard writes
 WRITTEN = re.compile(
     r"(asked|request|recipe|environment|baselines)\.json|tokenizer.*\.json|(weights|trainer)-(\d+|final)\.\w+|log\.jsonl|tensorboard"
@@ -56,7 +56,7 @@ class Checkpoint:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointPolicy:
-    """Settings for when checkpoints are written during training."""
+    """Settings that determine when checkpoints are written."""
 
     min_seconds: float = 0.0  # minimum time between two checkpoints; a checkpoint that is due sooner is skipped
     final: bool = True  # True: write a checkpoint at the last step, and the final weights
@@ -80,7 +80,7 @@ class RunFolder:
         return former if former.exists() else self.path / "request.json"
 
     def writes(self, name: str) -> bool:
-        """Return whether training may write to a path of this name; to `data` only before recipe.json exists."""
+        """Return whether training writes files of this name. It writes `data` only before recipe.json exists."""
         return WRITTEN.fullmatch(name) is not None or (name == self.data.name and not self.recipe.exists())
 
     def weights(self, step: int) -> Path:
@@ -96,12 +96,12 @@ class RunFolder:
         return self._steps("weights-*", self.weights)
 
     def _steps(self, pattern: str, path_of: Callable[[int], Path]) -> list[int]:
-        """Return, in ascending order, the steps in names of files that match `pattern`, if `path_of(step)` exists."""
+        """Return the sorted steps in the names of files that match `pattern`, if the file `path_of(step)` exists."""
         numbers = (re.search(r"-(\d+)\.", path.name) for path in self.path.glob(pattern))
         return sorted(step for step in {int(number[1]) for number in numbers if number} if path_of(step).exists())
 
     def save(self, step: int, weights: Tensors, trainer: Tensors, state: Mapping[str, Any]) -> None:
-        """Write a checkpoint atomically: write all files to a temporary folder, then rename them, JSON last."""
+        """Write a checkpoint atomically: write all files to a temporary folder, then rename them, the JSON last."""
         with self._temporary_folder() as folder:
             write_tensors(folder / "weights", weights)
             write_tensors(folder / "trainer", trainer)
@@ -173,7 +173,7 @@ class RunFolder:
 
 @contextmanager
 def saving(path: Path) -> Iterator[None]:
-    """Convert errors of writing to `path` inside a `with` block to a SaveError with advice on resuming training."""
+    """Inside a `with` block, convert write errors to a SaveError that names `path` and advises to resume training."""
     try:
         yield
     except (OSError, SafetensorError) as error:

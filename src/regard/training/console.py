@@ -113,7 +113,7 @@ class TrainingConsole:
             self.warn(event)
 
     def validation(self, event: Event, width: int = WIDTH) -> str:
-        """Return validation metrics as text: in the order of `titles`, as many as fit in `width`, but at least two."""
+        """Return as many metrics as fit in `width` characters, but at least two, as text in the order of `titles`."""
         values = [f"{title} {_number(event[name])}" for name, title in self.titles.items() if name in event]
         while len(values) > 2 and len("  ".join(values)) > width:
             values.pop()

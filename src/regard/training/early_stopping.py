@@ -4,10 +4,10 @@ from regard.training.ranking import ERROR, LOSS, Criterion, Metrics, cost
 
 
 def improvements(reached: Metrics, metrics: Metrics, criterion: Criterion) -> Metrics:
-    """Return those of the two metrics criterion and loss that are better in `metrics` than in `reached`.
+    """Compare the criterion and the loss in `metrics` with the best values in `reached`; return those that improved.
 
-    An improved criterion comes with its standard error. Either improvement counts: a model whose loss falls is still
-    learning, even if none of its outputs is right yet.
+    If the criterion improved, its standard error is returned too. An improvement of either metric counts, because a
+    model with falling loss is still learning, even if none of its outputs is right yet.
     """
     better = [each.name for each in (criterion, LOSS) if cost(metrics, each) < cost(reached, each)]
     if criterion.name in better and ERROR in metrics:

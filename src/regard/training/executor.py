@@ -1,9 +1,9 @@
 """Step executors: run a training step eagerly, compiled, or as one CUDA graph, with the same numerical result.
 
 The speed of a small model in eager mode is limited by kernel launches: a step of a few hundred kernels takes as long as
-the host needs to launch them. Captured as a CUDA graph, the whole step (losses, gradients, clipping, optimizer, moving
-average) is one launch. A graph requires that all batches have one shape, and that every scalar that changes from step
-to step is in a tensor.
+the host needs to launch them. If a step is captured as a CUDA graph, the whole step (losses, gradients, clipping,
+optimizer, moving average) is one launch. A graph requires that all batches have one shape, and that every scalar that
+changes from step to step is in a tensor.
 """
 
 import os
@@ -29,7 +29,8 @@ from regard.training.optim import Optimizer, clip
 RECENT = 8  # number of recent batch shapes to remember until one of them occurs again
 WARM = 3  # eager steps before a capture, which initialise the optimizer's state and the libraries' workspaces
 TIMED = 30  # replays that are timed before deciding whether to compile
-# Seconds to compile, and the share of a step that this saves: on an H200, 36 s and a fifth for base (big: 57 s).
+# Share of the step time that compiling saves, and seconds to compile. On an H200, compiling the base model takes 36 s
+# and saves a fifth; compiling the big model takes 57 s.
 GAIN, COST = 0.2, 40.0
 
 Emit = Callable[..., None]  # (event, **values)
@@ -41,7 +42,7 @@ class StepScalars(NamedTuple):
 
     labels: float | Tensor  # number of labels in all batches
     ema_decay: float | Tensor
-    shares: Sequence[float | Tensor]  # share of each batch in the labels
+    shares: Sequence[float | Tensor]  # for each batch, its share of the labels
 
     def flat(self) -> tuple[float | Tensor, ...]:
         return (self.labels, self.ema_decay, *self.shares)
@@ -63,7 +64,7 @@ class StepResult(NamedTuple):
 
 @dataclass(frozen=True)
 class Update:
-    """A training step as a function of the batches and `StepScalars`: it updates the weights once."""
+    """A training step: a function of the batches and `StepScalars` that updates the weights once."""
 
     model: Model
     loss: Callable[[Batch], Loss]
@@ -100,7 +101,7 @@ class Update:
         return loss
 
     def _step_optimizer(self, norm: Tensor) -> None:
-        """Update the weights, unless a float16 gradient overflowed: clipping has then spoiled all gradients."""
+        """Update the weights, except after a float16 overflow, because clipping then makes all gradients invalid."""
         if self.scaler.is_enabled():
             if bool(norm.isfinite()):
                 for part in self.optimizer.parts.values():
@@ -157,7 +158,7 @@ class Eager(StepExecutor):
 
 
 def on_device(scalars: StepScalars, device: torch.device) -> StepScalars:
-    """On CUDA, return the scalars as elements of a tensor, to round as captured steps do; elsewhere, unchanged."""
+    """Return the scalars, on CUDA as elements of a tensor, so that they are rounded as in a captured step."""
     return StepScalars.of(pinned(scalars.flat()).to(device, non_blocking=True)) if device.type == "cuda" else scalars
 
 
@@ -167,7 +168,7 @@ def pinned(numbers: Sequence[float | Tensor]) -> Tensor:
 
 
 class Compiled(StepExecutor):
-    """Compiles the loss with torch.compile; if that fails, emits an event and runs all further steps eagerly."""
+    """Compiles the loss with torch.compile. If compiling fails, emits an event and runs all further steps eagerly."""
 
     def __init__(self, update: Update, one_shape: bool, emit: Emit) -> None:
         """If `one_shape` is true, only batches of the most common shape run compiled; others run eagerly."""
@@ -197,7 +198,7 @@ class CommonShape:
         self.batches: Sequence[Batch] | None = None
 
     def fits(self, batches: Sequence[Batch]) -> bool:
-        """Return whether the batches have the most common shape; False until that shape is known."""
+        """Return whether the batches have the most common shape. Before it is known, return False."""
         if self.batches is not None:
             return same_shapes(batches, self.batches)
         self.batches = next((earlier for earlier in self.recent if same_shapes(batches, earlier)), None)
@@ -245,7 +246,7 @@ class Captured(StepExecutor):
         return StepResult(*self.result.clone().unbind())  # every replay overwrites the same result tensor
 
     def _warm_up(self, batches: Sequence[Batch], scalars: StepScalars, seed: int) -> StepResult:
-        """Run an eager step on a side stream, as capturing requires; detect synchronisations in the last such step."""
+        """Run an eager step on a side stream, as capturing requires; detect synchronisations in the last of these."""
         current = torch.cuda.current_stream(self.stream.device)
         self.warm += 1
         self.stream.wait_stream(current)
@@ -284,13 +285,13 @@ class Captured(StepExecutor):
 
 
 class Quickest(StepExecutor):
-    """Runs steps as a CUDA graph, and later compiles them if that saves time; falls back to a slower way on failure.
+    """Runs steps as a CUDA graph, and compiles them later if compiling saves time. On failure, steps run more slowly.
 
     Compiling takes up to a minute, so it must save more than that over all remaining steps.
     """
 
     def __init__(self, update: Update, emit: Emit, time_left: TimeLeft, compiles: bool | None) -> None:
-        """`compiles`: True compiles at once, False never, None only if that is expected to shorten training."""
+        """`compiles`: True compiles at once; False never compiles; None compiles if this should shorten training."""
         self.update, self.emit, self.time_left = update, emit, time_left
         self.compiles = compiles
         self.plain = Captured(update, emit)
@@ -351,7 +352,7 @@ def same_shapes(batches: Sequence[Batch], others: Sequence[Batch]) -> bool:
 
 
 def capture_obstacle(update: Update, one_shape: bool) -> str | None:
-    """Return why training steps cannot be captured as a CUDA graph; None if no obstacle is known."""
+    """Return why training steps cannot be captured as a CUDA graph, or None if no obstacle is known."""
     if not one_shape:
         return "the batches have many shapes (data.batching)"
     if update.scaler.is_enabled():
@@ -364,7 +365,7 @@ def capture_obstacle(update: Update, one_shape: bool) -> str | None:
 def choose_executor(
     update: Update, one_shape: bool, compiles: bool | None, time_left: TimeLeft, emit: Emit
 ) -> StepExecutor:
-    """Return the fastest step executor. `compiles` is the setting `train.compile`; None compiles if that saves time."""
+    """Return the fastest step executor. `compiles` is the setting `train.compile`; None compiles if it saves time."""
     if update.device.type == "cuda":
         why = capture_obstacle(update, one_shape)
         if why is None:
@@ -404,7 +405,7 @@ class MemoryShortage:
         return used + requested
 
     def _total(self) -> float:
-        """Return the total memory of the device in bytes; 0 if unknown."""
+        """Return the total memory of the device in bytes, or 0 if it is unknown."""
         if self.device.type == "cuda":
             return float(torch.cuda.get_device_properties(self.device).total_memory)
         if self.device.type == "cpu" and hasattr(os, "sysconf"):

@@ -42,7 +42,7 @@ class Log:
 
 
 def _step_of(line: str) -> int | float:
-    """Return the training step of a line in log.jsonl; infinity if the line is incomplete or not an event."""
+    """Return the training step of a line in log.jsonl, or infinity if the line is incomplete or not an event."""
     with suppress(ValueError, TypeError, KeyError, RecursionError):
         if line.endswith("\n") and isinstance(step := json.loads(line)["step"], int):
             return step
@@ -101,7 +101,7 @@ def _silence() -> None:
 
 
 def environment(device: torch.device) -> dict[str, Any]:
-    """Return what the result of training depends on in addition to the recipe: versions, machine and commit."""
+    """Return the versions, machine and commit: what the result of training depends on besides the recipe."""
     packages = ("regard", "torch", "numpy", "safetensors", "tokenizers", "sacrebleu")
     return {
         "python": sys.version.split()[0],
@@ -116,7 +116,7 @@ def environment(device: torch.device) -> dict[str, Any]:
 
 
 def version(package: str) -> str | None:
-    """Return the installed version of a package; None if it is not installed."""
+    """Return the installed version of a package, or None if it is not installed."""
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:  # the package is on the import path without being installed
@@ -124,7 +124,7 @@ def version(package: str) -> str | None:
 
 
 def _commit() -> dict[str, str | None]:
-    """Return {"commit", "diff"}: commit and uncommitted changes of regard's git checkout; None without a checkout.
+    """Return the commit ("commit") and the uncommitted changes ("diff") of regard's git checkout, or None for both.
 
     External diff programs and text conversions that the repository configures are not run. Filters that git needs to
     compare a file, such as LFS filters, are run. GIT_* variables, which a git hook sets, are ignored.

@@ -24,7 +24,7 @@ PEAKS = {
 
 
 def peak(device: torch.device, dtype: torch.dtype | None) -> float | None:
-    """Return the peak FLOP/s of a device in half precision; None if it is unknown or `dtype` is None (float32)."""
+    """Return the peak FLOP/s of a device in half precision, or None if it is unknown or `dtype` is None (float32)."""
     if device.type != "cuda" or dtype is None:
         return None
     name = torch.cuda.get_device_name(device)

@@ -18,7 +18,7 @@ ROUNDING = 1e-6  # torch adds this to the gradient norm before dividing by it
 
 
 class OptimizerSpec(Spec):
-    """Abstract base class of optimizer specs: how gradients change the weights."""
+    """Abstract base class of optimizer specs. A spec builds the optimizer for a model."""
 
     __slots__ = ()
     learning_rate: float | None  # the peak learning rate; None: chosen from the model size
@@ -33,7 +33,7 @@ class OptimizerSpec(Spec):
 
 
 class Optimizer:
-    """One or more of torch's optimizers, used as one. Every trained parameter is in exactly one parameter group."""
+    """Wraps one or more of torch's optimizers. Every trained parameter is in exactly one parameter group."""
 
     def __init__(self, model: nn.Module, parts: dict[str, torch.optim.Optimizer], capturable: bool = False) -> None:
         """If `capturable` is true, a CUDA graph can capture a step, because the step needs no value on the host."""
@@ -161,8 +161,9 @@ class AdamW(OptimizerSpec):
 class Adafactor(OptimizerSpec):
     """Adafactor (Shazeer and Stern 2018), torch's version: second moments are products of a row and a column vector.
 
-    Differs from the paper: the step size relative to the weights is min(learning_rate, 1/sqrt(step)), where the paper
-    has 0.01 for `learning_rate`, and updates are clipped to a root mean square of `clip`, which is 1 in the paper.
+    Two constants of the paper are settings here. The step size relative to the weights is min(learning_rate,
+    1/sqrt(step)); the paper has 0.01 instead of `learning_rate`. Updates are clipped to a root mean square of `clip`;
+    the paper has 1.
     """
 
     kind = "adafactor"

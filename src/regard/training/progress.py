@@ -27,7 +27,7 @@ class Progress:
     reached: Metrics = field(default_factory=dict)  # the best value of the criterion and of the loss so far
     stale: int = 0  # validations since the criterion or the loss last improved
     scaler: dict[str, float] = field(default_factory=dict)  # state of the loss scaling in float16
-    clock: float = 0.0  # wall-clock seconds since training began, without interruptions, with validation and saving
+    clock: float = 0.0  # wall-clock seconds of all sessions, including validation and saving
     validation: float = 0.0  # duration of the last validation in seconds
     steps: int = 0  # the step at which training ends; a time budget changes it
 
@@ -59,9 +59,11 @@ class Progress:
 
 
 def newest_best(spec: TrainSpec, latest: int, best: list[int], validated: list[int]) -> int:
-    """Return the step of the checkpoint to use before training has finished: the latest, or the best if it is earlier.
+    """Return the step of the checkpoint to use before training has finished.
 
-    Averaged weights of several checkpoints are never used, because they have not been validated. As long as weights
-    change a lot, averaged weights are far worse than those of the last checkpoint.
+    If `spec.choose` is "best", and an earlier validated step is better than the last one, the best checkpoint is used.
+    Otherwise the latest checkpoint is used. Averaged weights of several checkpoints are never used, because they have
+    not been validated. As long as weights change a lot, averaged weights are far worse than those of the last
+    checkpoint.
     """
     return best[0] if spec.choose == "best" and best and best[0] != max(validated) else latest

@@ -24,12 +24,12 @@ LOSS = Criterion("loss", False)
 
 
 def order(scores: Mapping[int, Metrics], criterion: Criterion, reached: Metrics) -> list[int]:
-    """Return the validated steps, best first. `reached` has the best criterion (with standard error) and loss so far.
+    """Return the validated steps, best first. `reached` has the best values of criterion and loss so far.
 
-    A metric of a few hundred decoded sentences is noisy, and as long as no output is right, it is equal for all steps.
-    The loss has neither problem. So steps whose score is within the noise of the best score are ranked by loss (the
-    rule of one standard error, Breiman et al. 1984), and all other steps by score. Of steps with equal scores, the one
-    with the lowest loss comes first; of steps with equal scores and losses, the earliest.
+    Steps whose score is within the noise of the best score are ranked by loss (similar to the rule of one standard
+    error, Breiman et al. 1984). All other steps are ranked by score. Steps with equal scores are ranked by loss, and
+    steps with equal losses by time. The reason is that a metric of a few hundred decoded sentences is noisy, and that
+    it is equal for all steps as long as no output is right. The loss has neither problem.
     """
     bound = cost(reached, criterion) + PAIRED * reached.get(ERROR, 0.0)
 
@@ -41,6 +41,6 @@ def order(scores: Mapping[int, Metrics], criterion: Criterion, reached: Metrics)
 
 
 def cost(metrics: Metrics, criterion: Criterion) -> float:
-    """Return the value of a metric as a cost to minimise; infinity if the metric is missing or NaN."""
+    """Return the value of a metric as a cost to minimise, or infinity if the metric is missing or NaN."""
     value = metrics.get(criterion.name, math.nan)
     return math.inf if math.isnan(value) else -value if criterion.higher_is_better else value

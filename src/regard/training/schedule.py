@@ -61,7 +61,7 @@ class InverseSqrt(Schedule):
 
 @dataclass(frozen=True, slots=True)
 class LinearDecay(Schedule):
-    """Linear warm-up, then linear decay to `floor` times the peak, which the step after the last one would reach."""
+    """Linear warm-up, then linear decay that would reach `floor` times the peak one step after the last step."""
 
     kind = "linear"
     warmup: int | None = None
@@ -92,7 +92,7 @@ class Cosine(Schedule):
 
 @dataclass(frozen=True, slots=True)
 class WarmupStableDecay(Schedule):
-    """Linear warm-up, constant, then linear decay to `floor` times the peak (Hu et al. 2024).
+    """Linear warm-up, then the peak learning rate, then linear decay to `floor` times the peak (Hu et al. 2024).
 
     `decay` is the share of the steps in which the learning rate decays.
     """
@@ -111,5 +111,5 @@ class WarmupStableDecay(Schedule):
 
 
 def _progress(step: int, begin: int, steps: int) -> float:
-    """Return which share of the steps after `begin` precedes `step`. It is below 1 at the last step."""
+    """Return the fraction of the steps after `begin` that are before `step`. At the last step, it is below 1."""
     return min(1.0, max(0, step - begin - 1) / max(1, steps - begin)) if step > begin else 0.0

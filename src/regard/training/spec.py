@@ -35,7 +35,7 @@ class TrainSpec(Spec):
     log_every: int = 50
     keep: int = 5  # number of recent checkpoints whose weights are kept
     choose: Literal["best", "last"] = "best"  # final weights: best by validation, or the last
-    average: int = 1  # number of checkpoints to average, if their mean validates better than each of them
+    average: int = 1  # number of checkpoints to average; used only if the mean validates better than each
     # The metric that ranks checkpoints, as a name or module:Class. Checkpoints that differ only by the noise of the
     # validation set are ranked by loss. auto: bleu for translation (chrf if targets are too short for bleu), accuracy
     # for classification, loss otherwise.

@@ -1,4 +1,4 @@
-"""The trainer: steps, validation, checkpoints and early stopping; training resumes exactly where it stopped.
+"""The trainer runs training steps, validation and early stopping, and writes checkpoints. Training resumes exactly.
 
 The random numbers of a step depend only on the seed and the step. The batches depend only on the seed, the epoch and
 the position in the epoch. So checkpoints do not store the state of a random number generator, and neither validation
@@ -42,7 +42,7 @@ from regard.training.schedule import Schedule
 from regard.training.spec import TrainSpec
 
 Event = Mapping[str, Any]
-MEAN = -1  # stands for the mean of checkpoints among ranked steps; it comes first if all scores are equal
+MEAN = -1  # step number of the averaged checkpoints in the ranking; if all scores are equal, it comes first
 SMALLEST_SCALE = 1e-4  # smallest loss scale in float16; the first is 65,536
 
 
@@ -76,7 +76,7 @@ class LogWindow:
         self.padding += sum(item.padding for item in items)
 
     def metrics(self, scaled: bool) -> Metrics:
-        """Return the mean metrics. `scaled`: float16 loss scaling is on, and skips steps whose gradient overflows."""
+        """Return the mean metrics. If `scaled` is true, the gradient norm leaves out steps with a float16 overflow."""
         seconds = time.perf_counter() - self.began
         losses, nlls, norms = (torch.stack(values).double() for values in zip(*self.results, strict=True))
         finite = norms[norms.isfinite()] if scaled else norms
@@ -119,12 +119,13 @@ class Trainer:
         plain: bool = False,
         checkpoints: CheckpointPolicy = CheckpointPolicy(),
     ) -> None:
-        """`measure` returns the validation metrics of a model, including `criterion`; None: there is no validation.
+        """`measure(model)` returns the validation metrics, including `criterion`. If it is None, nothing is validated.
 
         `flops_per_token` is the number of FLOPs of a forward pass per label; the logged MFU is computed from it.
-        `began` is the `time.monotonic()` at which a time budget starts. If `trained` is true, the weights are already
-        trained: they are validated before the first step, and used if no step improves them. If `plain` is true,
-        training does not use the kernels of `regard.fast`, compilation or CUDA graphs.
+        `began` is the `time.monotonic()` at which a time budget starts. If `trained` is true, the initial weights are
+        already trained. They are validated before the first step, and they become the final weights if no later
+        checkpoint is better. If `plain` is true, training does not use the kernels of `regard.fast`, compilation or
+        CUDA graphs.
         """
         assert spec.steps, "resolved before training"
         self.model, self.spec, self.loader, self.folder = model, spec, loader, folder
@@ -391,7 +392,7 @@ class Trainer:
             parameter.copy_(weights[name])
 
     def save(self, regular: bool = True) -> None:
-        """Write a checkpoint. It is never averaged if `regular` is false, that is, if training is interrupted."""
+        """Write a checkpoint. If `regular` is false (training is interrupted), the checkpoint is never averaged."""
         progress, policy = self.progress, self.checkpoints
         if not policy.final and progress.step >= self.steps:
             return

@@ -36,7 +36,7 @@ EXAMPLES = ("transformer_small", "gpt2_small", "bert_base", "t5_base")
 
 
 def variant(name: str, trust_code: bool = False, path: str = "variants") -> Variant:
-    """Return the variant `name`. `module:function` names your own function from a model spec to a model spec."""
+    """Return the variant `name`. A name `module:function` refers to your own function that edits a model spec."""
     if ":" not in name:
         if name not in VARIANTS:
             raise SpecError(path, f"unknown variant {name!r}; {nearest(name, VARIANTS)}")
@@ -123,7 +123,7 @@ def combine(names: Sequence[str], base: ModelSpec, trust_code: bool = False) -> 
 
 
 def _unused(name: str, names: Sequence[str], base: ModelSpec, spec: ModelSpec, trust_code: bool) -> bool:
-    """Return True if `base` with all of `names` except `name` also gives `spec`, because another one undoes `name`."""
+    """Return True if `base` modified by `names` without `name` equals `spec`: another modification undoes `name`."""
     without = base
     try:
         for other in names:

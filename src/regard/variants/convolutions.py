@@ -95,7 +95,7 @@ def evolved(m: Any) -> Any:
 
 
 def evolved_so(m: Any) -> Any:
-    """Use the Evolved Transformer as in So et al. 2019: for 6 layers each, 3 encoder blocks and 4 decoder blocks.
+    """Use the Evolved Transformer as in So et al. 2019: 3 encoder blocks and 4 decoder blocks instead of 6 layers each.
 
     The self-attention that runs in parallel with cross-attention has twice as many heads (at most 16), with the same
     total width.

@@ -33,7 +33,7 @@ def mixture_of_experts(m: Any) -> Any:
 
 
 def switch(m: Any) -> Any:
-    """Replace every fourth feed-forward layer by 32 experts with the same hidden width. Each token uses one."""
+    """Replace every fourth feed-forward layer by 32 experts with the same hidden width. Each token uses one expert."""
 
     def make(capacity: float) -> Make:
         return lambda f: Switch(d_hidden=_hidden(f, m), capacity=capacity)
@@ -81,7 +81,7 @@ def _every_fourth(m: Any, kind: type[BranchSpec], makes: dict[str, Make]) -> Any
 
 
 def _placed(stack: Plain, side: str, kind: type[BranchSpec], layers: Collection[int], length: int, make: Make) -> Plain:
-    """Replace the feed-forward module f of the given layers by `make(f)`. The stack then repeats `length` blocks."""
+    """Replace the feed-forward module f of the given layers by `make(f)`, in a pattern of `length` blocks to repeat."""
     pattern = []
     for layer in range(length):
         block = stack.pattern[layer % len(stack.pattern)]

@@ -20,7 +20,7 @@ from regard.variants.base import Edit, Variant
 
 
 def rejoined(m: Any, to: Callable[[Norm], Residual]) -> Any:
-    """Replace the residual connection of every sublayer. `to` makes the new connection from the norm of the old one."""
+    """Replace the residual connection of every sublayer. `to(norm)` returns the new connection for the old norm."""
 
     def joined(rule: Residual) -> Residual:
         if isinstance(rule, NoResidual):

@@ -80,8 +80,8 @@ def head(kind: type[HeadSpec], make: Callable[[Softmax], HeadSpec]) -> Edit:
 def adaptive_softmax(divisors: tuple[int, ...]) -> Edit:
     """Return a function that uses adaptive softmax (Grave et al. 2017).
 
-    There are one cluster of the most frequent ids and three clusters of rarer ids, called tails. The last tail is as
-    large as T5's set of sentinel ids.
+    The vocabulary is divided into one cluster of the most frequent ids and three clusters of rarer ids, called tails.
+    The last tail is as large as T5's set of sentinel ids.
     """
     table = AdaptiveTable((2500, 6000, 23500, 128), divisors)
     tails = len(table.parts) - 1

@@ -17,7 +17,7 @@ from regard.variants.base import Variant, check_attention, swap_attention
 def no_scaling(m: Any) -> Any:
     """Use softmax(q k') instead of softmax(q k' / sqrt(d_head)).
 
-    For T5 this raises an error: T5 already has no divisor, and uses smaller initial query weights instead.
+    Raises an error for T5, which has no divisor and uses smaller initial query weights instead.
     """
 
     def plain(branch: Any) -> Any:

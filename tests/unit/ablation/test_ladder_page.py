@@ -19,7 +19,7 @@ SPEC.loader.exec_module(script)
 def test_page_states_the_settings_of_the_runs(tmp_path: Path) -> None:
     ladder = Ladder([], [], "bleu", 3, None, 60.0, 14, ["NVIDIA H200"], complete=True)
     page = script.page(ladder)
-    assert page.startswith("# The ladder on Multi30k\n")
+    assert page.startswith("# The ladder on Multi30k: the Transformer and its predecessors\n")
     assert "60 seconds of training per run on NVIDIA H200, 3 seeds" in page
     assert page.count("# The ladder") == 1
     (tmp_path / "results.jsonl").write_text('{"hash": "a", "status": "done", "said": ["x"]}\n')

@@ -174,7 +174,7 @@ def test_page_publishes_test_parts_of_each_machine(load: Any, monkeypatch: pytes
     monkeypatch.setattr(sys, "argv", ["defaults.py", "--page", "--out", str(tmp_path / "results.jsonl")])
     defaults.main()
     page = (tmp_path / "defaults.md").read_text()
-    assert page.startswith("# What the defaults reach\n")
+    assert page.startswith("# Accuracy with default options, compared with hand-written scripts\n")
     assert "\n## CPU: a processor, 2 cores\n" in page
     assert "\n## GPU: a GPU\n" in page
     assert "77.7" not in page

@@ -68,12 +68,12 @@ def test_a_cache_keeps_rows(uniform: bool) -> None:
     rows = Rows(torch.zeros(4, dtype=torch.int64), 6, uniform=uniform)
     cache, k, more = KVCache(rows), torch.randn(4, 2, 3, 5), torch.randn(2, 2, 1, 5)
     cache.keep(torch.tensor([3, 1]), torch.tensor([1]))  # nothing read yet
-    cache.append(k, 2 * k)
+    cache.append(k, 2 * k, rows.view(3))
     rows.advance(3, torch.tensor([3, 2, 3, 1]))
     cache.keep(torch.tensor([3, 1]), torch.tensor([1]))
     rows.keep(torch.tensor([3, 1]))
     assert rows.lengths.tolist() == [1, 2]
-    keys, values = cache.append(more, 2 * more)
+    keys, values, _ = cache.append(more, 2 * more, rows.view(1))
     for row, (source, length) in enumerate(((3, 1), (1, 2))):
         assert torch.equal(keys[row, :, :length], k[source, :, :length])
         assert torch.equal(keys[row, :, length], more[row, :, 0])

@@ -16,7 +16,7 @@ def rows_of(B: int, max_len: int, mode: str) -> Rows:
 def visible_keys(rows: Rows, cache: KVCache, k: Tensor, v: Tensor) -> list[tuple[Tensor, Tensor]]:
     """Append keys and values, advance, and return those visible to the last new token of each row."""
     T = k.shape[2]
-    keys, values = cache.append(k, v)
+    keys, values, _ = cache.append(k, v, rows.view(T))
     S = rows.reach(T)
     assert keys.shape[2] == values.shape[2] == S
     dense = rows.mask(T).dense(T, S, k.device)
@@ -50,13 +50,13 @@ def test_rows_of_unequal_length_continue_at_their_own_ends(static: bool) -> None
     rows = Rows(torch.zeros(2, dtype=torch.int64), 6, uniform=not static, static=static)
     cache, counts = KVCache(rows), torch.tensor([3, 1])
     prompt, steps = torch.randn(2, 1, 3, 2), [torch.randn(2, 1, 1, 2) for _ in range(2)]
-    cache.append(prompt, prompt)
+    cache.append(prompt, prompt, rows.view(3))
     rows.advance(3, counts)
     assert not rows.uniform
     expected = [list(prompt[b, 0, : counts[b]]) for b in range(2)]
     for step in steps:
         S = rows.reach(1)
-        keys, _ = cache.append(step, step)
+        keys, _, _ = cache.append(step, step, rows.view(1))
         dense = rows.mask(1).dense(1, S, keys.device)
         assert dense is not None
         for b in range(2):
@@ -72,7 +72,7 @@ def test_reorder_makes_a_row_continue_another(mode: str) -> None:
     rows = rows_of(3, 5, mode)
     cache, k = KVCache(rows), torch.randn(3, 2, 3, 4)
     cache.reorder(torch.tensor([1, 1, 0]))  # nothing read yet
-    cache.append(k[:, :, :2], k[:, :, :2])
+    cache.append(k[:, :, :2], k[:, :, :2], rows.view(2))
     rows.advance(2, None)
     parent = torch.tensor([2, 0, 0])
     assert cache.keys is not None

@@ -89,7 +89,7 @@ def test_edits_of_the_optimizer_apply_to_adamw_by_default(tmp_path: Path) -> Non
     [
         (["train.criterion=bleu", "train.decode=0"], "needs translations; set train.decode above 0"),
         (["train.criterion=accuracy"], "train.criterion"),
-        (["train.time=60", "train.validate_every=5"], "train.validate_every: is not used with a time"),
+        (["train.time=60", "train.validate_every=5"], "train.validate_every: has no effect with a time limit"),
         (["train.bleu_tokenize=latin"], "train.bleu_tokenize"),
         (["encoder.depht=2"], "depht"),
     ],

@@ -12,7 +12,7 @@ from regard.errors import nearest
 
 @dataclass(frozen=True)
 class Peer:
-    """Another library. Its adapter module defines `training_model` or `decoding_models`, according to `tasks`."""
+    """Another library. The function `training_model` or `decoding_models` of `module` returns its models for a task."""
 
     name: str
     title: str

@@ -1,4 +1,4 @@
-"""CTranslate2 with regard's weights, in float32 and int8: its `translate_batch`, and regard's engine built on it."""
+"""CTranslate2 with regard's weights, in float32 and int8, called directly (`translate_batch`) or by regard's engine."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -37,7 +37,7 @@ def exported(shape: Shape, ours: Model, stored: str) -> Iterator[Path]:
 
 
 def decoding_models(shape: Shape, ours: Model, device: torch.device, dtype: torch.dtype) -> list[DecodingModel]:  # noqa: ARG001
-    """Return CTranslate2's translators for a CPU. For a GPU, return none, because only PyTorch models are compared."""
+    """Return CTranslate2's translators for a CPU. On a GPU, only PyTorch models are compared, so the list is empty."""
     return [_raw(shape, ours, stored) for stored in STORED] if device.type == "cpu" else []
 
 

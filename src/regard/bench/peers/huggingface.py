@@ -55,7 +55,7 @@ def training_model(shape: Shape, smoothing: float, ours: nn.Module) -> TrainingM
 
 
 def decoding_models(shape: Shape, ours: nn.Module, device: torch.device, dtype: torch.dtype) -> list[DecodingModel]:
-    """Return Marian with its `generate` as beam search."""
+    """Return Marian, with its method `generate` as the beam search."""
     theirs = marian(shape, ours).to(device, dtype).eval()
     parameters = count(theirs)
 

@@ -9,7 +9,7 @@ from regard.bench.shapes import LONGEST, Shape
 
 
 class Translator(nn.Module):
-    """An encoder-decoder like XTransformer, but with a tied output layer and PyTorch's fused attention.
+    """An encoder-decoder like the library's XTransformer, but with a tied output layer and PyTorch's fused attention.
 
     The attention has no biases, and the sinusoids of encoder and decoder each have a learned scale. The model has 0.1 %
     fewer parameters than the other benchmarked models.

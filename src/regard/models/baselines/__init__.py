@@ -1,1 +1,1 @@
-"""Models that the Transformer replaced: recurrent, convolutional and dilated ones."""
+"""Models from before the Transformer: recurrent and convolutional encoder-decoders."""

@@ -27,7 +27,7 @@ class AttentionScore(Spec):
 
 @dataclass(frozen=True, slots=True)
 class DotScore(AttentionScore):
-    """Dot score softmax_j(h' m_j) of Luong et al. 2015, with decoder state h and memory m_j, both split into heads."""
+    """Dot score h' m_j of Luong et al. 2015, with decoder state h and memory m_j, both split into heads."""
 
     kind = "dot"
     scale: Scale = "none"
@@ -40,7 +40,7 @@ class DotScore(AttentionScore):
 
 @dataclass(frozen=True, slots=True)
 class BilinearScore(AttentionScore):
-    """General score softmax_j(h' W m_j) of Luong et al. 2015, with decoder state h and memory m_j, split into heads."""
+    """General score h' W m_j of Luong et al. 2015, with decoder state h and memory m_j, split into heads."""
 
     kind = "bilinear"
     scale: Scale = "none"
@@ -71,7 +71,7 @@ class GeneralScore(AttentionScore):
 
 @dataclass(frozen=True, slots=True)
 class AdditiveScore(AttentionScore):
-    """Additive score softmax_j(v' tanh(W_q h + W_k m_j)) of Bahdanau et al. 2015, with decoder state h and memory m_j.
+    """Additive score v' tanh(W_q h + W_k m_j) of Bahdanau et al. 2015, with decoder state h and memory m_j.
 
     The memory is split into heads. With `normalised`, g v / |v| replaces v, where g is learned, and a bias is added
     inside tanh (Salimans and Kingma 2016, as in GNMT).

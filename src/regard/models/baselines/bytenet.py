@@ -64,7 +64,7 @@ class ByteNet(TwoSidedSpec):
     extra: int = 0
     dropout: float = 0.1
     table: TableSpec = Embeddings()
-    output_table: TableSpec | None = None  # if the output has its own table; None: like `table`
+    output_table: TableSpec | None = None  # used if the output has a table of its own; None: like `table`
     sharing: Sharing = Sharing()
     input: InputSpec = Tokens(scaled=False, position=None)
     norm: Norm = LayerNorm()
@@ -101,7 +101,7 @@ class ByteNet(TwoSidedSpec):
         return torch.ceil(self.stretch * lengths.double() - ROUNDING).long() + self.extra
 
     def receptive_fields(self) -> tuple[int, int]:
-        """Return (encoder, decoder): the receptive field of each, in tokens."""
+        """Return the receptive fields of encoder and decoder, in tokens."""
         depth = max(self.encoder_blocks, self.decoder_blocks)
         blocks = [(self.kernel, self.dilation(i)) for i in range(depth)]
         return receptive_field(blocks[: self.encoder_blocks]), receptive_field(blocks[: self.decoder_blocks])
@@ -125,7 +125,7 @@ class ByteNetModel(TwoSided):
         self.head = spec.head.build(vocab, target.inside("head"))
 
     def encode(self, batch: Batch) -> Memory:
-        """Return the encoder's output for sources padded to their estimated target lengths, with zeros beyond these."""
+        """Return the encoder's output for sources padded to estimated target lengths. Outputs beyond these are 0."""
         if batch.source is None:
             raise DataError("source: a ByteNet needs one; give the batch a source or use a decoder-only model")
         if batch.packed:

@@ -62,7 +62,7 @@ class ConvS2S(TwoSidedSpec):
     decoder: Layers = ((256, 3),) * 3
     dropout: float = 0.1
     table: TableSpec = Embeddings()
-    output_table: TableSpec | None = NormedEmbeddings()  # if the output has its own table; None: like `table`
+    output_table: TableSpec | None = NormedEmbeddings()  # used if the output has a table of its own; None: like `table`
     sharing: Sharing = Sharing(source_target=False, input_output=False)
     input: InputSpec = Tokens(scaled=False, position=Learned(1024))
     head: HeadSpec = Softmax(bias=True)
@@ -82,7 +82,7 @@ class ConvS2S(TwoSidedSpec):
         check_sides(self)
 
     def receptive_fields(self) -> tuple[int, int]:
-        """Return (encoder, decoder): the receptive field of each, in tokens."""
+        """Return the receptive fields of encoder and decoder, in tokens."""
         encoder, decoder = ([(kernel, 1) for _, kernel in layers] for layers in (self.encoder, self.decoder))
         return receptive_field(encoder), receptive_field(decoder)
 

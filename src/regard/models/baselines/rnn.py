@@ -57,9 +57,9 @@ class Shape:
 class EncoderState(InitialState):
     """Initial decoder state phi(W s + b), where s is the encoder's final state.
 
-    Every decoder layer has its own W and b. Its s is the final state of the encoder layer that is equally far below the
-    top layer, or of the lowest encoder layer if the encoder has fewer layers. phi is tanh (Bahdanau et al. 2015) or the
-    identity. A decoder without attention receives nothing else from the source.
+    Every decoder layer has its own W and b. Layers are paired from the top: the n-th decoder layer from the top gets
+    the state s of the n-th encoder layer from the top, or of the lowest encoder layer if there is no n-th one. phi
+    is tanh (Bahdanau et al. 2015) or the identity. A decoder without attention receives nothing else from the source.
     """
 
     kind = "encoder_state"
@@ -72,7 +72,7 @@ class EncoderState(InitialState):
 
 @dataclass(frozen=True, slots=True)
 class ConstantState(InitialState):
-    """Initial decoder state that is equal for all sources, zero or learned. The decoder must attend to the source."""
+    """Zero or learned initial decoder state, the same for all sources. The decoder must attend to the source."""
 
     kind = "constant_state"
     start: Start = ZeroStart()
@@ -134,7 +134,7 @@ class RecurrentEncoder(Spec):
     depth: int = 2
     d_hidden: int | None = None  # width of the state in each direction; None: d_model
     direction: Reading = "both"
-    residual_from: int | None = None  # the lowest layer with a residual connection, from 1; None: none
+    residual_from: int | None = None  # lowest layer with a residual connection, counted from 1; None: no layer
     start: Start = ZeroStart()
 
     def check(self) -> None:
@@ -210,7 +210,7 @@ class Recurrent(TwoSidedSpec):
     dropout: float = 0.2
     attention_dropout: float = 0.0
     table: TableSpec = Embeddings()
-    output_table: TableSpec | None = None  # if the output has its own table; None: like `table`
+    output_table: TableSpec | None = None  # used if the output has a table of its own; None: like `table`
     sharing: Sharing = Sharing()
     input: InputSpec = Tokens(position=None)  # scaled to unit variance: unscaled embeddings learn much more slowly
     encoder: RecurrentEncoder = RecurrentEncoder()
@@ -429,10 +429,7 @@ class DecoderAttention:
     def attend_to_past(self, score: AttentionScoreModule, h: Float[Tensor, "B T D"]) -> Float[Tensor, "B T C"]:
         """Return the context vectors from attention to all decoder states so far, including `h`."""
         assert self.own is not None
-        k, v = self.own.append(*score.keys_and_values(h))
-        view, T, S = self.own_view, h.shape[1], k.shape[2]
-        if view is None:
-            view = View(Mask(causal=True, start=S - T), T, S, h.device)
+        k, v, view = self.own.append(*score.keys_and_values(h), self.own_view)
         return attend_to(score, h, k, v, view, self._weights(OWN))
 
     def _weights(self, name: str) -> list[Tensor] | None:
@@ -440,19 +437,24 @@ class DecoderAttention:
 
 
 class AttentionHistory:
-    """Keys and values so far in a forward pass. Unlike a cache, it is not written in place, so gradients can flow."""
+    """Keys and values so far in a forward pass. They are never overwritten in place, so gradients can flow."""
 
     def __init__(self) -> None:
         self.keys: list[Tensor] = []
         self.values: list[Tensor] = []
 
     def append(
-        self, k: Float[Tensor, "B H T K"], v: Float[Tensor, "B H T V"]
-    ) -> tuple[Float[Tensor, "B H S K"], Float[Tensor, "B H S V"]]:
-        """Store new keys and values and return all keys and values so far."""
+        self,
+        k: Float[Tensor, "B H T K"],
+        v: Float[Tensor, "B H T V"],
+        view: View | None = None,
+    ) -> tuple[Float[Tensor, "B H S K"], Float[Tensor, "B H S V"], View]:
+        """Store new keys and values. Return all keys and values so far, and a causal `View` unless one is given."""
         self.keys.append(k)
         self.values.append(v)
-        return torch.cat(self.keys, 2), torch.cat(self.values, 2)
+        keys, T = torch.cat(self.keys, 2), k.shape[2]
+        S = keys.shape[2]
+        return keys, torch.cat(self.values, 2), view or View(Mask(causal=True, start=S - T), T, S, k.device)
 
 
 class AttentionTrace(nn.Module):

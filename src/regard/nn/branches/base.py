@@ -12,7 +12,7 @@ class BranchSpec(Spec):
 
     __slots__ = ()
     attends: ClassVar[bool] = False  # whether the stack's position scheme and attention pattern apply
-    packs: ClassVar[bool] = True  # whether it keeps the texts of a packed batch row apart
+    packs: ClassVar[bool] = True  # whether the branch keeps the texts of a packed batch row apart
     ordered: ClassVar[bool] = False  # whether token order matters without a position scheme, as in a convolution
 
     @abstractmethod

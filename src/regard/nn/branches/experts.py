@@ -215,7 +215,7 @@ def _stacked(experts: int, d_out: int, d_in: int, role: Role, site: Site) -> nn.
 
 
 def _groups(tokens: int, most: int) -> tuple[int, int]:
-    """Return (groups, size): the smallest number of groups of at most `most` tokens, and the size of full groups."""
+    """Divide tokens into as few groups of at most `most` tokens as possible. Return (groups, size of a full group)."""
     groups = -(-tokens // most)
     return groups, -(-tokens // groups)
 
@@ -250,7 +250,7 @@ def _laid_out(choices: int, experts: int) -> tuple[int, int]:
 
 
 def _unlimited(choice: Routing) -> Slots:
-    """Place all (token, expert) pairs in an array whose shape depends only on their number; drop none.
+    """Place all (token, expert) pairs in an array whose shape depends only on the number of pairs.
 
     Each expert processes as many rows as its tokens fill, and the weights of unused experts are not read.
     """
@@ -270,7 +270,7 @@ def _rank(queue: Int[Tensor, "*n E"], dim: int) -> Int[Tensor, "*n"]:
 
 
 def _imbalance(choice: Routing, real: Bool[Tensor, " N"], most: int) -> Float[Tensor, ""]:
-    """Return the balance loss E sum_e f_e P_e of a group of tokens, averaged over groups; 1 if balanced.
+    """Return the balance loss E sum_e f_e P_e, averaged over groups of tokens. It is 1 for equal use of experts.
 
     f_e is the fraction of real tokens whose first choice is expert e, and P_e the mean probability of expert e.
     """

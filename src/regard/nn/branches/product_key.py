@@ -1,4 +1,4 @@
-"""Product-key memory: each token reads those vectors of a large table whose keys match its query best."""
+"""Product-key memory: each token reads the vectors of a large table whose keys best match the token's query."""
 
 from dataclasses import dataclass
 from typing import Any

@@ -17,8 +17,8 @@ from regard.nn.recurrent import LSTM, Cell, Layer, Start, ZeroStart, real_length
 class Recurrence(BranchSpec):
     """A recurrent layer h_t = cell(x_t, h_(t-1)), with an optional output projection W_o.
 
-    If `bidirectional`, the hidden states of the forward and the backward direction are concatenated. A stack of such
-    branches is a plain RNN with the residual rule `no_residual`, and a residual RNN with any other residual rule.
+    If `bidirectional`, the hidden states of the forward and the backward direction are concatenated. With the
+    residual rule `no_residual`, a stack of these branches is a plain RNN. With any other rule, it is a residual RNN.
     """
 
     kind = "recurrence"

@@ -6,14 +6,23 @@ from jaxtyping import Float
 from torch import Tensor
 
 from regard.nn.attention import active, attend, merge_heads, split_heads
-from regard.nn.attention_heads import Scale, attention_site, attention_weights, check_sizes, factor, output_projection
+from regard.nn.attention_heads import (
+    Scale,
+    attention_site,
+    attention_weights,
+    check_pattern,
+    check_sizes,
+    factor,
+    output_projection,
+)
 from regard.nn.branches.base import BranchSpec
-from regard.nn.cache import KVCache, Rows
+from regard.nn.cache import Rows
 from regard.nn.core import Branch, Role, Site, build_optional
 from regard.nn.mask import Context, View
 from regard.nn.norm import NoNorm, Norm
 from regard.nn.pattern import AttentionPattern
 from regard.nn.position.base import Position, check_shared_sizes
+from regard.nn.ring_cache import Cache, kv_cache
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +50,7 @@ class SelfAttention(BranchSpec):
         check_sizes(self)
 
     def build(self, site: Site) -> Branch:
+        check_pattern(self.attention_pattern, site)
         own, kv_heads = attention_site(self, site)
         check_shared_sizes(self.position, site, own, kv_heads)
         return SelfAttentionModule(self, own, kv_heads)
@@ -65,11 +75,11 @@ class SelfAttentionModule(Branch):
         self.scale, self.dropout = factor(spec.scale, K), site.attention_dropout
         self.name, self.attention_pattern = f"{site.side}.self", spec.attention_pattern
 
-    def forward(self, x: Float[Tensor, "B T D"], ctx: Context, state: KVCache | None = None) -> Float[Tensor, "B T W"]:
+    def forward(self, x: Float[Tensor, "B T D"], ctx: Context, state: Cache | None = None) -> Float[Tensor, "B T W"]:
         view = self.view(ctx.own)
         q, k, v = self.split(self.qkv(x), view)
         if state is not None:
-            k, v = state.append(k, v)
+            k, v, view = state.append(k, v, view)
         if ctx.trace is not None:
             ctx.trace.add(self.name, attention_weights(q, k, view, self.scale))
         y = self.attend(q, k, v, view, scale=self.scale, dropout=active(self.dropout, self.training))
@@ -85,12 +95,12 @@ class SelfAttentionModule(Branch):
         return q, k, split_heads(v, self.kv_heads)
 
     def view(self, stack: View) -> View:
-        """Return the mask and position terms of the stack, or those of this layer's own pattern and position scheme."""
+        """Return the view of the stack. An attention pattern or position scheme of this layer replaces the stack's."""
         if self.attention_pattern is not None:
             stack = stack.with_mask(attention_pattern=self.attention_pattern)
         if self.position is not None:
             return stack.with_terms(self.position(stack))
         return stack.by_heads.get(self.heads, stack)
 
-    def start(self, rows: Rows, ctx: Context) -> KVCache:  # noqa: ARG002
-        return KVCache(rows)
+    def start(self, rows: Rows, ctx: Context) -> Cache:
+        return kv_cache(rows, self.view(ctx.own))

@@ -16,7 +16,7 @@ from regard.nn.cache import ActivationCache, KVCache, Rows
 from regard.nn.checks import MOST_CHANNELS, MOST_HEADS, check_count
 from regard.nn.core import Branch, Role, Site, build_optional
 from regard.nn.mask import Context, View
-from regard.nn.position.base import Position
+from regard.nn.position.base import Position, add_bias
 from regard.nn.terms import Terms
 from regard.tree import Spec
 
@@ -48,7 +48,7 @@ class ScoresModule(nn.Module):
 
 @dataclass(frozen=True, slots=True)
 class DenseScores(Scores):
-    """Dense synthesizer of Narang et al. 2021: scores relu(q_i) P of query q_i; heads share P (d_head x max_len)."""
+    """Dense synthesizer of Narang et al. 2021: scores relu(q_i) P for query q_i. Heads share P (d_head x max_len)."""
 
     kind = "dense_scores"
     reads_query = True
@@ -223,7 +223,7 @@ class Synthesizer(BranchSpec):
 
 
 def check_position(position: Position | None, path: str = "") -> None:
-    """Raise a `SpecError` for a position scheme that acts on queries and keys; a synthesizer may lack them."""
+    """Raise a `SpecError` for a position scheme that acts on queries and keys, which a synthesizer may not have."""
     if position is not None and "d_head" in position.shaped_by:
         raise SpecError(
             f"{path}.position".lstrip("."),
@@ -302,7 +302,7 @@ class SynthesizerPlusModule(SynthesizerBranch):
             q, scores = (1.0 - share) * q, share * scores
         view = _with_scores(view, scores)
         if state is not None:
-            k, v = state.append(k, v)
+            k, v, view = state.append(k, v, view)
         if ctx.trace is not None:
             ctx.trace.add(self.name, attention_weights(q, k, view, self.scale))
         y = self.attend(q, k, v, view, scale=self.scale, dropout=active(self.dropout, self.training))
@@ -314,5 +314,4 @@ class SynthesizerPlusModule(SynthesizerBranch):
 
 def _with_scores(view: View, scores: Float[Tensor, "b H T S"]) -> View:
     """Return a copy of the view with `scores` added to the attention bias."""
-    terms = view.terms or Terms()
-    return view.with_terms(replace(terms, bias=scores if terms.bias is None else scores + terms.bias))
+    return view.with_terms(replace(view.terms or Terms(), bias=add_bias(scores, view), by_distance=None))

@@ -1,4 +1,4 @@
-"""The Weighted Transformer (Ahmed et al. 2017): each head has learned weights and a feed-forward."""
+"""The Weighted Transformer (Ahmed et al. 2017): each head has learned weights and a feed-forward network."""
 
 from abc import abstractmethod
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ from regard.nn.mask import Context
 
 @runtime_checkable
 class Unprojected(Heads, Protocol):
-    """Interface of attention specs in which the output projection can be left out (`output`)."""
+    """Interface of attention specs with a field `output`, which omits the output projection if it is False."""
 
     @property
     def output(self) -> bool: ...
@@ -73,7 +73,7 @@ def _check(spec: Weighted | WeightedSimplex) -> None:
 
 
 class WeightedHeads(Branch):
-    """Abstract base class: attention whose heads are each projected to d_model and transformed by a feed-forward."""
+    """Abstract base class: attention that projects each head to d_model and applies a feed-forward network to it."""
 
     def __init__(self, spec: Weighted | WeightedSimplex, site: Site) -> None:
         super().__init__()

@@ -48,7 +48,7 @@ class PositionTerms(nn.Module):
 
 @dataclass(frozen=True, slots=True)
 class AtHeads(Spec):
-    """A position scheme for the attention layers with `heads` heads, in a model with another default for `heads`."""
+    """A position scheme for attention layers whose number of heads, `heads`, differs from the model's default."""
 
     kind = "at_heads"
     heads: int
@@ -79,6 +79,22 @@ class AdditiveTable(nn.Module):
 def positions_of(view: View) -> Positions:
     """Return the positions of the queries and keys of a `View`, and an upper bound of them."""
     return Positions(*view.mask.positions(view.T, view.S, view.device), bound=view.mask.bound(view.S))
+
+
+def position_bias(view: View) -> Float[Tensor, "b H T S"] | None:
+    """Return the bias that the position scheme adds to the scores, or None. It is cached for the layers of a stack."""
+    terms = view.terms
+    if terms is None or terms.by_distance is None:
+        return None if terms is None else terms.bias
+    if "bias" not in view.lowered:
+        view.lowered["bias"] = terms.by_distance(positions_of(view).distances()).transpose(0, 1)
+    return view.lowered["bias"]
+
+
+def add_bias(scores: Float[Tensor, "B H T S"], view: View) -> Float[Tensor, "B H T S"]:
+    """Return scores + position bias."""
+    bias = position_bias(view)
+    return scores if bias is None else scores + bias.to(scores.dtype)
 
 
 def check_shared_sizes(position: Position | None, site: Site, own: Site, kv_heads: int) -> None:

@@ -10,13 +10,13 @@ from torch import Tensor
 from regard.nn.checks import require
 from regard.nn.core import Site
 from regard.nn.mask import View
-from regard.nn.position.base import Position, PositionTerms, positions_of
+from regard.nn.position.base import Position, PositionTerms
 from regard.nn.terms import Terms
 
 
 @dataclass(frozen=True, slots=True)
 class DistanceBias(Position):
-    """A learned bias per head and distance from query to key, which is clipped at +-max_distance (CS 182, 17.1.2)."""
+    """A learned bias per head and per distance from query to key, clipped to +-max_distance (CS 182, 17.1.2)."""
 
     kind = "distance_bias"
     max_distance: int = 64
@@ -34,9 +34,12 @@ class DistanceBiasModule(PositionTerms):
         self.max_distance = max_distance
         self.weight = site.parameter(site.heads, 2 * max_distance + 1, role="position")
 
-    def forward(self, view: View) -> Terms:
-        index = positions_of(view).distances().clamp(-self.max_distance, self.max_distance) + self.max_distance
-        return Terms(bias=_by_head(self.weight, index))
+    def forward(self, view: View) -> Terms:  # noqa: ARG002
+        return Terms(by_distance=self.bias)
+
+    def bias(self, distance: Int[Tensor, "*n"]) -> Float[Tensor, "H *n"]:
+        """Return the bias of each head at each distance (key position minus query position)."""
+        return self.weight[:, distance.clamp(-self.max_distance, self.max_distance) + self.max_distance]
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +47,7 @@ class T5Bias(Position):
     """Raffel et al. 2020: a learned bias per head and bucket of distances from query to key.
 
     Each short distance has its own bucket. Longer distances share buckets of logarithmic width. A bidirectional stack
-    uses half of the buckets for each direction, a causal stack uses all of them for the past.
+    uses half of the buckets for each direction. A causal stack uses all of them for earlier keys.
     """
 
     kind = "t5_bias"
@@ -82,8 +85,12 @@ class T5BiasModule(PositionTerms):
         self.spec, self.causal = spec, site.causal and not site.sees_ahead
         self.weight = site.parameter(site.heads, spec.buckets, role="position")
 
-    def forward(self, view: View) -> Terms:
-        return Terms(bias=_by_head(self.weight, self.spec.bucket(positions_of(view).distances(), self.causal)))
+    def forward(self, view: View) -> Terms:  # noqa: ARG002
+        return Terms(by_distance=self.bias)
+
+    def bias(self, distance: Int[Tensor, "*n"]) -> Float[Tensor, "H *n"]:
+        """Return the bias of each head at each distance (key position minus query position)."""
+        return self.weight[:, self.spec.bucket(distance, self.causal)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,9 +114,12 @@ class ALiBiModule(PositionTerms):
         super().__init__()
         self.register_buffer("slopes", torch.tensor(alibi_slopes(heads)), persistent=False)
 
-    def forward(self, view: View) -> Terms:
-        distance = positions_of(view).distances().abs()[:, None]  # (b, 1, T, S)
-        return Terms(bias=-self.slopes[:, None, None] * distance)
+    def forward(self, view: View) -> Terms:  # noqa: ARG002
+        return Terms(by_distance=self.bias)
+
+    def bias(self, distance: Int[Tensor, "*n"]) -> Float[Tensor, "H *n"]:
+        """Return the bias of each head at each distance (key position minus query position)."""
+        return -self.slopes.view(-1, *[1] * distance.dim()) * distance.abs()
 
 
 def alibi_slopes(heads: int) -> list[float]:
@@ -118,10 +128,6 @@ def alibi_slopes(heads: int) -> list[float]:
     slopes = [2.0 ** (-8.0 * (h + 1) / power) for h in range(power)]
     between = [2.0 ** (-4.0 * (h + 1) / power) for h in range(0, 2 * power, 2)]
     return slopes + between[: heads - power]
-
-
-def _by_head(weight: Float[Tensor, "H n"], index: Int[Tensor, "b T S"]) -> Float[Tensor, "b H T S"]:
-    return weight[:, index].transpose(0, 1)
 
 
 def _check_positive(name: str, value: int) -> None:

@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from regard.nn.attention_heads import check_pattern
 from regard.nn.block import Block
 from regard.nn.branches.base import BranchSpec
 from regard.nn.cache import Rows
@@ -68,6 +69,7 @@ def stack_site(spec: Any, site: Site) -> Site:
         "strict",
         "only a causal stack can be strictly causal; leave it false here",
     )
+    check_pattern(spec.attention_pattern, site)
     check_shared(spec.position, spec.positions, spec, site)
     others = {other.heads: other.position for other in spec.positions}
     return replace(site, depth=spec.blocks(), position=spec.position, positions=others)
@@ -75,7 +77,7 @@ def stack_site(spec: Any, site: Site) -> Site:
 
 @dataclass(frozen=True, slots=True)
 class StackOut:
-    """The output x of a stack, and the segment of each output token (0: padding): a stack may shorten the sequence."""
+    """The output x of a stack, and the segment of each output token (0: padding), because stacks may shorten texts."""
 
     x: Float[Tensor, "B T2 D"]
     seg: Int[Tensor, "B T2"] | None
@@ -87,7 +89,7 @@ class StackSpec(Spec):
 
     __slots__ = ()
     shortens: ClassVar[bool] = False  # whether the output is shorter than the input
-    ordered: ClassVar[bool] = False  # whether token order matters even if it does not in the blocks
+    ordered: ClassVar[bool] = False  # whether token order matters even if the blocks do not depend on it
 
     @abstractmethod
     def blocks(self) -> int:
@@ -95,7 +97,7 @@ class StackSpec(Spec):
 
     @abstractmethod
     def block_of(self, call: int) -> Block:
-        """Return the spec of the block at depth `call`, from 0."""
+        """Return the spec of the block at depth `call`, counted from 0."""
 
     def residual_branches(self) -> int:
         """Return the number of residual branches in all blocks. Fixup scales initial weights by this number."""

@@ -64,8 +64,7 @@ class PlainModule(Stack):
     def forward(
         self, x: Float[Tensor, "B T D"], ctx: Context, state: list[Any] | None = None, keep: bool = False
     ) -> StackOut:
-        view = ctx.own.with_mask(attention_pattern=self.attention_pattern, strict=self.strict)
-        ctx = replace(ctx, own=view.with_positions(self.position, self.positions))
+        ctx = self.context(ctx)
         layers = [x]
         for call, block in enumerate(self.plan):
             x = self.blocks[block](x, ctx.block(call), state_at(state, call))
@@ -74,5 +73,11 @@ class PlainModule(Stack):
         x = self.end(x)
         return StackOut(x, ctx.own.mask.q_seg, (*layers[:-1], x) if keep else ())
 
+    def context(self, ctx: Context) -> Context:
+        """Return `ctx` with the attention pattern and the position terms of this stack."""
+        view = ctx.own.with_mask(attention_pattern=self.attention_pattern, strict=self.strict)
+        return replace(ctx, own=view.with_positions(self.position, self.positions))
+
     def start(self, rows: Rows, ctx: Context) -> list[Any]:
+        ctx = self.context(ctx)
         return [self.blocks[block].start(rows, ctx.block(call)) for call, block in enumerate(self.plan)]  # type: ignore[reportCallIssue]

@@ -114,8 +114,7 @@ class UniversalStack(Stack):
     def forward(
         self, x: Float[Tensor, "B T D"], ctx: Context, state: list[Any] | None = None, keep: bool = False
     ) -> StackOut:
-        view = ctx.own.with_mask(attention_pattern=self.attention_pattern, strict=self.strict)
-        ctx = replace(ctx, own=view.with_positions(self.position, self.positions))
+        ctx = self.context(ctx)
         layers = [x] if keep else None
         for call in range(self.first):
             x = self.call(x, call, ctx, state)
@@ -141,7 +140,13 @@ class UniversalStack(Stack):
         """Return the output of recurrent step n: the block applied to x plus the embedding of the step."""
         return self.call(x + self.steps(n), self.first + n, ctx, state)
 
+    def context(self, ctx: Context) -> Context:
+        """Return `ctx` with the attention pattern and the position terms of this stack."""
+        view = ctx.own.with_mask(attention_pattern=self.attention_pattern, strict=self.strict)
+        return replace(ctx, own=view.with_positions(self.position, self.positions))
+
     def start(self, rows: Rows, ctx: Context) -> list[Any]:
+        ctx = self.context(ctx)
         block: Any = self.blocks[0]
         assert isinstance(block, BlockModule)
         first = block.start(rows, ctx.block(0))

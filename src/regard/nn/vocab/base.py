@@ -28,7 +28,7 @@ class HeadSpec(Spec):
     needs_table: ClassVar[bool] = True  # whether the head uses a vocabulary table as its output matrix
 
     def check_table(self, table: TableSpec, tied: bool) -> None:  # most heads accept every table
-        """Raise a `SpecError` if the head cannot use `table`. `tied` means that it is also an input embedding table."""
+        """Raise a `SpecError` if the head cannot use `table`. If `tied`, `table` is also an input embedding table."""
 
     @abstractmethod
     def build(self, vocab: int, site: Site) -> "Head":

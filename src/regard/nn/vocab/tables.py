@@ -23,7 +23,7 @@ class TableSpec(Spec):
 
 
 class Table(nn.Module):
-    """Abstract base class of embedding tables. They also map hidden states to logits: models pass them to the head."""
+    """Abstract base class of embedding tables. The output head uses a table to map hidden states to logits."""
 
     @abstractmethod
     def forward(self, ids: Int[Tensor, "*n"]) -> Float[Tensor, "*n W"]:

@@ -1,0 +1,159 @@
+"""BigBird (Zaheer et al. 2020): attention to neighbouring, global and random blocks of keys."""
+
+from dataclasses import dataclass
+from typing import no_type_check
+
+from jaxtyping import Bool, Int
+from torch import Tensor
+
+from regard.nn.checks import check_count, require
+from regard.nn.pattern import AttentionPattern, Span, blocks_of, distances
+
+
+@dataclass(frozen=True, slots=True)
+class BigBird(AttentionPattern):
+    """Attention to nearby, global and random blocks of `size` tokens (Zaheer et al. 2020), for bidirectional stacks.
+
+    A query of block a attends to block b if one of these conditions is true, where n is the number of blocks:
+    window: |a - b| <= (window - 1) / 2. Global: a or b is the first or the last block. Random: b is one of the
+    `random` blocks of a. Random block number r of a is drawn from the blocks r n / random ... (r + 1) n / random - 1,
+    by a hash of a, r and `seed`, so that no table is stored; the paper draws it from all blocks.
+    """
+
+    kind = "big_bird"
+    may_hide_all = False
+    causal = False
+    size: int = 64
+    window: int = 3
+    random: int = 3
+    seed: int = 0
+
+    def check(self) -> None:
+        check_blocks(self.size, self.window, self.random)
+
+    @property
+    def reads_length(self) -> bool:
+        return True
+
+    @no_type_check
+    def visible(self, q: Int[Tensor, "*#n"], k: Int[Tensor, "*#n"]) -> Bool[Tensor, "*#n"]:
+        return self.visible_in(q, k, k.amax() + 1)
+
+    @no_type_check  # FlexAttention traces this function for a single pair and cannot trace a shape check
+    def visible_in(
+        self,
+        q: Int[Tensor, "*#n"],
+        k: Int[Tensor, "*#n"],
+        length: Int[Tensor, "*#n"] | None = None,
+        prefix: Bool[Tensor, "*#n"] | None = None,  # noqa: ARG002
+    ) -> Bool[Tensor, "*#n"]:
+        a, b, n = q // self.size, k // self.size, (length + self.size - 1) // self.size
+        shown = (2 * (a - b).abs() < self.window) | (a == 0) | (b == 0) | (a == n - 1) | (b == n - 1)
+        for r in range(self.random):
+            shown = shown | (b == random_block(a, r, self.random, n, self.seed))
+        return shown
+
+    @no_type_check
+    def tiles(
+        self, q: Span, k: Span, length: Int[Tensor, "*#n"] | None
+    ) -> tuple[Bool[Tensor, "*#n"], Bool[Tensor, "*#n"]]:
+        a, b, n = blocks_of(q, self.size), blocks_of(k, self.size), (length + self.size - 1) // self.size
+        least, most = distances(a, b)
+        reach = (self.window - 1) // 2
+        some = (least <= reach) & (most >= -reach) | (a.first == 0) | (b.first == 0)
+        some = some | (a.last >= n - 1) | (b.last >= n - 1)
+        every = (most <= reach) & (least >= -reach) | (a.last == 0) | (b.last == 0)
+        every = every | (a.first >= n - 1) | (b.first >= n - 1)
+        some_random, every_random = random_tiles(a, b, self.random, n, self.seed)
+        return some | some_random, every | every_random
+
+
+@dataclass(frozen=True, slots=True)
+class CausalBigBird(AttentionPattern):
+    """BigBird for causal stacks: attention to earlier, first and random blocks of `size` tokens.
+
+    A query of block a attends to block b <= a if one of these conditions is true. Window: a - b < window. Global:
+    b = 0. Random: b is one of the `random` blocks of a, drawn as in `BigBird` from the blocks 0 ... a. The paper has no
+    causal form. This one does not depend on the length of the sequence, so that it can be decoded token by token.
+    """
+
+    kind = "causal_big_bird"
+    may_hide_all = False
+    causal = True
+    size: int = 64
+    window: int = 2
+    random: int = 3
+    seed: int = 0
+
+    def check(self) -> None:
+        check_count("size", self.size)
+        check_count("window", self.window)
+        check_count("random", self.random, least=0)
+
+    @no_type_check
+    def visible(self, q: Int[Tensor, "*#n"], k: Int[Tensor, "*#n"]) -> Bool[Tensor, "*#n"]:
+        a, b = q // self.size, k // self.size
+        shown = ((a - b).abs() < self.window) | (b == 0)
+        for r in range(self.random):
+            shown = shown | (b == random_block(a, r, self.random, a + 1, self.seed))
+        return shown
+
+    @no_type_check
+    def tiles(
+        self,
+        q: Span,
+        k: Span,
+        length: Int[Tensor, "*#n"] | None,  # noqa: ARG002
+    ) -> tuple[Bool[Tensor, "*#n"], Bool[Tensor, "*#n"]]:
+        a, b = blocks_of(q, self.size), blocks_of(k, self.size)
+        least, most = distances(a, b)
+        some = (least < self.window) & (most > -self.window) | (b.first == 0)
+        every = (most < self.window) & (least > -self.window) | (b.last == 0)
+        some_random, every_random = random_tiles(a, b, self.random, None, self.seed)
+        return some | some_random, every | every_random
+
+
+def check_blocks(size: int, window: int, random: int) -> None:
+    """Raise a `SpecError` if `size`, `window` or `random` cannot be used in a `BigBird`."""
+    check_count("size", size)
+    check_count("window", window)
+    require(window % 2 == 1, "window", f"must be odd, to reach equally far to both sides, not {window}")
+    check_count("random", random, least=0)
+
+
+@no_type_check
+def random_block(
+    a: Int[Tensor, "*#n"], r: int, count: int, blocks: Int[Tensor, "*#n"], seed: int
+) -> Int[Tensor, "*#n"]:
+    """Return random block number r of `count` for queries of block a, one of 0 ... blocks - 1.
+
+    Each r has its own part of the blocks, so that random blocks differ if there are at least `count` blocks.
+    """
+    first, end = r * blocks // count, (r + 1) * blocks // count
+    # Multiply and shift, twice. The products fit into 64 bits, and no bit above the 31st is kept.
+    mixed = (a * 73_856_093 + r * 19_349_663 + seed * 83_492_791 + 374_761_393) % 2**31
+    mixed = ((mixed ^ (mixed >> 15)) * 1_274_126_177) % 2**31
+    mixed = ((mixed ^ (mixed >> 13)) * 1_103_515_245) % 2**31
+    return first + ((mixed ^ (mixed >> 16)) % (end - first).clamp(min=1))
+
+
+@no_type_check
+def random_tiles(
+    a: Span, b: Span, count: int, blocks: Int[Tensor, "*#n"] | None, seed: int
+) -> tuple[Bool[Tensor, "*#n"], Bool[Tensor, "*#n"]]:
+    """Return (some, all), as `AttentionPattern.tiles`, for the random blocks of the tiles a and b, given in blocks.
+
+    `blocks` is the number of blocks to draw from (None: the query's block and those before it).
+    """
+    some = (a.first + b.first) < 0
+    single = (a.first == a.last) & (b.first == b.last)
+    every = some
+    if a.size is None:
+        return some | (count > 0), every
+    for step in range(a.size if count else 0):
+        block = (a.first + step).minimum(a.last)
+        for r in range(count):
+            drawn = random_block(block, r, count, block + 1 if blocks is None else blocks, seed)
+            hit = (b.first <= drawn) & (drawn <= b.last)
+            some, every = some | hit, every | (hit & single)
+    return some, every
