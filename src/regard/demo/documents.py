@@ -40,7 +40,7 @@ class FactDocuments:
     def document(
         self, title: int, places: Sequence[int], values: Sequence[int], others: Sequence[Fact]
     ) -> tuple[str, str]:
-        """Return (document, summary). Fact n about the title entity is in paragraph `places[n]`; `others` are the rest."""
+        """Return (document, summary). Fact n of the title is in paragraph `places[n]`; `others` are the rest."""
         facts = {place: (title, n, value) for n, (place, value) in enumerate(zip(places, values, strict=True))}
         rest = iter(others)
         listed = [facts[i] if i in facts else next(rest) for i in range(self.paragraphs)]
