@@ -1,6 +1,7 @@
 """Summarization from the command line: long documents, ROUGE as criterion, evaluation with significance, ablation."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ from regard.data.extraction import best_first
 from regard.demo.documents import FactDocuments
 from regard.evaluation.metrics import rouge
 
-from .conftest import regard
+from .conftest import regard, write
 
 TINY = (
     "--set", "model.d_model=16", "--set", "model.heads=2", "--set", "model.encoder.depth=1",
@@ -77,3 +78,34 @@ def test_evaluation_reports_rouge_and_the_significance_of_a_difference(run: Path
     assert list(report["difference"]) == ["rougeL", "rouge1", "rouge2", "chrf"]
     assert report["difference"]["rougeL"]["p_value"] < 0.05
     assert "ROUGE-L" in report["verdict"]
+
+
+PAGE = (Path(__file__).parents[2] / "docs" / "summarization.md").read_text(encoding="utf-8")
+
+
+def test_programs_of_the_page_run_and_its_table_of_optima_is_true(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(FactDocuments, "write", lambda *_, **__: None)  # tested with the generator
+    for block in re.findall(r"^```python\n(.*?)^```$", PAGE, re.DOTALL | re.MULTILINE):
+        exec(block, {})
+    printed = [line.split() for line in capsys.readouterr().out.splitlines() if line[:1].isdigit()]
+    rows = {line.split("|")[1].strip(): line.split("|")[2:-1] for line in PAGE.splitlines() if line.startswith("|")}
+    for column, name in enumerate(("`data.max_len`", "optimum, `data.long=cut`", "optimum, `data.long=extract`")):
+        assert [float(cell) for cell in rows[name]] == pytest.approx([float(r[column]) for r in printed], abs=0.005)
+
+
+def test_a_decoder_only_model_trains_on_all_tokens_from_the_command_line(tmp_path: Path) -> None:
+    """The command of the page, shortened."""
+    write(tmp_path / "emails.tsv", [f"dear reader {n} . we met .\tmeeting {n}" for n in range(40)])
+    command = next(line for line in PAGE.splitlines() if "loss_on=all" in line and line.startswith("regard train"))
+    words = [str(tmp_path / word) if word in ("emails.tsv", "runs/d") else word for word in command.split()[1:]]
+    short = ("--set", "model.d_model=16", "--set", "train.decode=2", "--steps", "2", "--device", "cpu", "--no-cache")
+    result = regard(*words, *short, "--threads", "1")
+    assert result.returncode == 0, result.stderr
+    trained = package.load(tmp_path / "runs" / "d", "cpu")
+    assert trained.model.predicts_source
+    pair = [("dear reader 3 . we met .", "meeting 3")]
+    batch = trained.batch(pair)
+    assert trained.model.loss(batch).tokens == trained.score(pair)[0].tokens < trained.model.train().loss(batch).tokens

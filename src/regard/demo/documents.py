@@ -1,7 +1,7 @@
 """A generated task of long documents, for which the best possible perplexity is known at every input length.
 
     source   e7 .  e3 a1 v8 .  e7 a0 v5 .  e9 a0 v2 .  e7 a1 v4 .
-    target   a0 v5 a1 v4
+    target   e7 a0 v5 e7 a1 v4
 
 A document has a title, which is an entity, and paragraphs, each of which is a fact: entity, attribute, value. One fact
 about the title entity for each attribute is in a random paragraph. All other paragraphs are facts about other entities.
@@ -45,7 +45,7 @@ class FactDocuments:
         rest = iter(others)
         listed = [facts[i] if i in facts else next(rest) for i in range(self.paragraphs)]
         source = [f"e{title} .", *(f"e{entity} a{attribute} v{value} ." for entity, attribute, value in listed)]
-        return " ".join(source), " ".join(f"a{n} v{value}" for n, value in enumerate(values))
+        return " ".join(source), " ".join(f"e{title} a{n} v{value}" for n, value in enumerate(values))
 
     def generate(self, count: int, seed: int | str = 1) -> Iterator[tuple[str, str]]:
         """Yield `count` random pairs (document, summary). They depend only on the seed, on every machine."""
@@ -76,12 +76,17 @@ class FactDocuments:
         """Number of words in a document. The tokenizer `words` makes each of them one token."""
         return TITLE + PARAGRAPH * self.paragraphs
 
+    @property
+    def labels(self) -> int:
+        """Number of labels of a summary: the words of its facts, and eos."""
+        return 3 * self.attributes + 1
+
     def optimal_perplexity(self, max_len: int, extract: bool = False) -> float:
         """Return the perplexity of the best possible model that reads at most `max_len` tokens of a document.
 
-            P = exp(K (1 - f) ln V / (2 K + 1))
+            P = exp(K (1 - f) ln V / (3 K + 1))
 
-        K is the number of facts in a summary, whose 2 K + 1 labels are attributes, values and eos; V is the number of
+        K is the number of facts in a summary; its 3 K + 1 labels are the words of the facts and eos. V is the number of
         values. f is the probability that a fact is among the n paragraphs whose values are read: n / N of all N
         paragraphs, or min(n, K) / K if the paragraphs about the title entity come first (`extract`: the sources are
         shortened with data.long=extract). A value that is not read is uniform, whatever else is read.
@@ -89,4 +94,4 @@ class FactDocuments:
         # The value is the third word of a paragraph.
         n = min(self.paragraphs, max(0, (max_len - TITLE + 1) // PARAGRAPH))
         read = min(n, self.attributes) / self.attributes if extract else n / self.paragraphs
-        return math.exp(self.attributes * (1 - read) * math.log(self.values) / (2 * self.attributes + 1))
+        return math.exp(self.attributes * (1 - read) * math.log(self.values) / self.labels)

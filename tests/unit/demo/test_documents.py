@@ -47,7 +47,7 @@ def test_optimum_equals_exact_enumeration_at_every_input_length(task: FactDocume
     for max_len in range(1, task.words + 2):
         which = 1 if max_len < task.words else 0  # a document that fits is read as it is
         read = ((" ".join(pair[which].split()[:max_len]), pair[2]) for pair in pairs)
-        expected = enumerated_perplexity(read, 2 * task.attributes + 1)
+        expected = enumerated_perplexity(read, len(pairs[0][2].split()) + 1)
         assert task.optimal_perplexity(max_len, extract) == pytest.approx(expected, abs=1e-12)
     assert task.optimal_perplexity(task.words) == 1
 
@@ -69,7 +69,7 @@ def test_pairs_depend_on_the_seed_alone() -> None:
     assert next(task.generate(1, seed=2)) != pairs[0]
     assert pairs[0] == (
         "e4 . e4 a0 v0 . e6 a0 v6 . e4 a1 v5 . e2 a0 v0 . e5 a0 v5 .",
-        "a0 v0 a1 v5",
+        "e4 a0 v0 e4 a1 v5",
     )
     assert all(len(source.split()) == task.words for source, _ in pairs)
 
