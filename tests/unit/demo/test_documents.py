@@ -21,13 +21,11 @@ def every(task: FactDocuments) -> Iterator[tuple[str, str]]:
     for title in range(task.entities):
         entities = [entity for entity in range(task.entities) if entity != title]
         facts = list(product(entities, range(task.attributes), range(task.values)))
-        choices = (
-            permutations(range(task.paragraphs), task.attributes),
-            product(range(task.values), repeat=task.attributes),
-            product(facts, repeat=task.paragraphs - task.attributes),
-        )
-        for places, values, others in product(*map(list, choices)):
-            yield task.document(title, places, values, others)
+        places = permutations(range(task.paragraphs), task.attributes)
+        values = product(range(task.values), repeat=task.attributes)
+        others = product(facts, repeat=task.paragraphs - task.attributes)
+        for choices in product(places, values, others):
+            yield task.document(title, *choices)
 
 
 def enumerated_perplexity(pairs: Iterable[tuple[str, str]], labels: int) -> float:

@@ -52,7 +52,7 @@ SUBJECTS: dict[str, ModelSpec] = {
     "decoder_only": tiny.decoder_only(),
     "prefix_lm": tiny.prefix_lm(),
     "joined": joined("causal"),
-    "joined prefix": joined("prefix"),
+    "joined prefix": joined("full"),
     "grouped": swap(tiny.decoder_only(), SelfAttention, lambda branch: replace(branch, kv_heads=2)),
     "multi-query": swap(tiny.encoder_decoder(), SelfAttention, lambda branch: replace(branch, kv_heads=1)),
     "window": stacked(tiny.decoder_only(), attention_pattern=Window(2)),
