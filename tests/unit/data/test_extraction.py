@@ -1,6 +1,7 @@
 """The extractive stage: paragraphs of a document are ranked by tf-idf against its title."""
 
 import math
+import random
 from collections.abc import Sequence
 from typing import Any
 
@@ -83,3 +84,14 @@ def test_only_long_sources_are_reordered_and_no_source_exceeds_the_limit(long: A
         assert limited.kept.tolist() == [long != "drop", True]
         assert limited.cut == (long != "drop")
         assert max(limited.table["source"].lengths) <= 9 + 1
+
+
+def test_scores_equal_scikit_learn() -> None:
+    text = pytest.importorskip("sklearn.feature_extraction.text")
+    rng, words = random.Random(4), [*"abcdefgh", "ab", "über"]
+    documents = [" ".join(rng.choices(words, k=rng.randint(1, 9))) for _ in range(30)]
+    title, vectorizer = "a über c a", text.CountVectorizer(token_pattern=r"\w+")
+    counts = vectorizer.fit_transform(documents)
+    idf = text.TfidfTransformer(norm=None, smooth_idf=False).fit(counts).idf_ - 1  # scikit-learn adds 1
+    in_title = vectorizer.transform([title]).toarray()[0] > 0
+    assert scores(title, documents) == pytest.approx((counts.toarray() * idf * in_title).sum(1))
