@@ -16,6 +16,7 @@ KINDS = {
 _OPTIMIZER = {"rate": "learning_rate", "decay": "weight_decay"}
 _STACK = {"sight": "attention_pattern"}
 _HEAD = {"smoothing": "label_smoothing", "z": "z_loss"}
+_DECODER_ONLY = {"visibility": "input_attention"}
 
 FIELDS: Mapping[str, Mapping[str, str]] = {
     "adafactor": _OPTIMIZER,
@@ -30,12 +31,18 @@ FIELDS: Mapping[str, Mapping[str, str]] = {
     "mixture_of_softmaxes": _HEAD,
     "sentence_classifier": _HEAD,
     "beam": {"beams": "beam_size"},
+    "decoder_only": _DECODER_ONLY,
+    "decoder_only_translator": _DECODER_ONLY,
     "recurrent_decoder": {"opening": "initial_state", "asks": "query", "feeding": "input_feeding"},
     "recurrent_encoder": {"reading": "direction"},
 }
 
 # kind of a spec -> field -> former value -> current value
-VALUES: Mapping[str, Mapping[str, Mapping[str, str]]] = {"recurrent_decoder": {"input_feeding": {"found": "context"}}}
+VALUES: Mapping[str, Mapping[str, Mapping[str, str]]] = {
+    "decoder_only": {"input_attention": {"prefix": "full"}},
+    "decoder_only_translator": {"input_attention": {"prefix": "full"}},
+    "recurrent_decoder": {"input_feeding": {"found": "context"}},
+}
 
 _FORMER_KINDS = {new: old for old, new in KINDS.items()}
 

@@ -296,7 +296,8 @@ def evaluate(
     """Measure the quality of a trained model on test text.
 
     The default metrics are, for a translation model: BLEU, chrF and TER (with signatures), exact match and perplexity;
-    for a classifier: accuracy and Matthews correlation; for a language model: loss, perplexity and bits per byte.
+    for a summarization model: ROUGE-L, ROUGE-1, ROUGE-2, chrF and perplexity; for a classifier: accuracy and Matthews
+    correlation; for a language model: loss, perplexity and bits per byte.
 
     With --against, a paired bootstrap tests whether the two models differ by more than chance.
     """

@@ -56,6 +56,14 @@ def demo(
 @command(TRAIN)
 def train(
     files: TextFiles,
+    task: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            rich_help_panel="Training data",
+            help="Task, such as summarization. Default: the usual task for such files (translation for pairs).",
+        ),
+    ] = None,
     recipe: RecipeFile = None,
     out: Annotated[str | None, typer.Option(metavar="RUN", help="New folder for the training run (required).")] = None,
     start: Annotated[
@@ -117,6 +125,7 @@ def train(
 
     request = request_from_options(
         **files.keywords(),
+        task=task,
         recipe=recipe,
         preset=preset,
         variants=variants or (),

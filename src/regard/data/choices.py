@@ -12,7 +12,7 @@ from regard.data.objectives import Objective, Record
 from regard.data.scripts import HAN, KANA, OTHERS
 from regard.data.tokenizer import BPE, Characters, Tokenizer, TokenizerSpec, Words
 
-Long = Literal["cut", "drop"]
+Long = Literal["cut", "drop", "extract"]
 
 SMALLEST_LIMIT = 256  # smallest length limit, in tokens of a source or target
 WHOLE = 0.99  # share of the texts within the length limit, if `room` allows it
@@ -85,7 +85,10 @@ def _for_classes(texts: Sequence[str]) -> Choice:
 
 @dataclass(frozen=True)
 class Limit:
-    """A length limit in tokens. `long` is what happens to longer examples: "cut" (truncate) or "drop" (leave out)."""
+    """A length limit in tokens, and what happens to longer examples: "cut" (truncate) or "drop" (leave out).
+
+    With "extract", sources are truncated after their paragraphs are ranked by tf-idf against the first.
+    """
 
     max_len: int
     long: Long
@@ -101,10 +104,10 @@ def choose_limit(
 ) -> Limit:
     """Choose a length limit between 256 and `room` tokens, and whether longer texts are cut or dropped.
 
-    The limit covers 99 % of the texts, or as many as `room` permits. If `long` is "cut", longer texts are truncated. If
-    `long` is "drop", their examples are left out. If `long` is None, longer texts are cut for classifiers and for
-    targets that are much shorter than their sources (summaries), because the beginning of a text matters most. For
-    other pairs, examples with longer texts are dropped, because a truncated source would no longer match its target.
+    The limit covers 99 % of the texts, or as many as `room` permits. `long` is what happens to longer texts, as in
+    `Limit`. If `long` is None, longer texts are cut for classifiers and for summaries (targets that are much shorter
+    than their sources), because the beginning of a text matters most. For other pairs, examples with longer texts are
+    dropped, because a truncated source would no longer match its target.
     """
     if objective.model == "language_model":
         return Limit(SMALLEST_LIMIT, "drop", "")
@@ -114,17 +117,21 @@ def choose_limit(
         for name, text in objective.encoded.items()
     } or {name: objective.table(examined, tokenizers)[name].lengths for name in objective.measured}
     classes = objective.model == "classifier"
-    summaries = not classes and bool(lengths["target"].sum() < SUMMARY * lengths["source"].sum())
+    summaries = objective.summarizes
+    if not classes and not summaries:
+        summaries = bool(lengths["target"].sum() < SUMMARY * lengths["source"].sum())
     if long is None:
         long = "cut" if classes or summaries else "drop"
-    summaries &= long == "cut"
+    summaries &= long != "drop"
     room = max(SMALLEST_LIMIT, min(room, BEGINNING) if summaries else room)
     most = max(int(np.quantile(counts, WHOLE)) for counts in lengths.values())
     max_len = min(max(SMALLEST_LIMIT, -(-most // 64) * 64), room)
     share = float(np.mean(np.maximum.reduce(list(lengths.values())) <= max_len))
-    effect = "longer sources are truncated" if long == "cut" else "longer pairs are left out"
-    if classes:
-        effect = "longer texts are truncated"
+    effect = {
+        "cut": f"longer {'texts' if classes else 'sources'} are truncated",
+        "drop": "longer pairs are left out",
+        "extract": "longer sources are truncated after their paragraphs are ranked by tf-idf against the first",
+    }[long]
     return Limit(max_len, long, f"length limit: {max_len} tokens ({share:.1%} of the examples fit); {effect}")
 
 

@@ -69,6 +69,7 @@ class Objective(Spec):
     encoded: ClassVar[Mapping[str, int]] = MappingProxyType({})  # column of token ids -> index of the text
     measured: ClassVar[tuple[str, ...]]  # columns whose lengths determine the size of a batch
     unread: ClassVar[Mapping[str, int]] = MappingProxyType({})  # column -> number of final ids that are not read
+    summarizes: ClassVar[bool] = False  # True: the output is a summary of the input, of which a part may be enough
     labelled: ClassVar[bool] = False  # True: text 0 is a class label, and the objective has a field `labels`
     packs: ClassVar[bool] = True  # True: several examples may share a batch row
     may_drop: ClassVar[bool] = False  # True: an example longer than max_len may be left out; False: it is cut
@@ -187,6 +188,19 @@ def _cut_source(table: Table, max_len: int) -> Table:
     short = source.spans(first, last)
     ids = np.insert(short.ids[:], short.offsets[1:], ends, axis=0)
     return Table(table.columns | {"source": Column(ids, short.offsets + np.arange(len(short.offsets)))})
+
+
+@dataclass(frozen=True, slots=True)
+class Summarization(Translation):
+    """Predict the summary of a document.
+
+    The batches are those of a translation. The differences are the metrics (ROUGE), and that long documents are
+    truncated, or reduced to the most relevant paragraphs (`data.long`), but never left out.
+    """
+
+    kind = "summarization"
+    summarizes = True
+    metrics = ("rougeL", "rouge1", "rouge2", "perplexity")
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,12 +7,13 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
 from itertools import chain, compress
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, get_args
 
 from regard.data import choices
 from regard.data import tokenizer as tokenizers_
 from regard.data.batching import Batching, Buckets, Windows
 from regard.data.cache import Cache
+from regard.data.extraction import shortened
 from regard.data.objectives import Objective, Record, Translation
 from regard.data.split import FirstReading, Split, hash_of, is_complete, split
 from regard.data.text import Corpus, is_pipe, spool
@@ -43,9 +44,10 @@ class DataSpec(Spec):
     tokenizer: TokenizerSpec | None = None  # None: chosen from the text
     joint: bool = True  # True: source and target share one tokenizer
     max_len: int | None = None  # maximum number of tokens in a source or target; None: chosen from the text
-    # For a pair with a source longer than max_len: cut the source, or drop the pair. None: chosen from the text.
-    # A pair with a longer target is always dropped. For other objectives, a longer text is always cut.
-    long: Literal["cut", "drop"] | None = None
+    # For a pair with a source longer than max_len: cut the source, extract the parts that are most similar to its first
+    # line (extraction.py), or drop the pair. None: chosen from the text. A pair with a longer target is always dropped.
+    # For other objectives, a longer text is always cut.
+    long: choices.Long | None = None
     batching: Batching | None = None  # None: windows for a stream, else buckets
 
     def check(self) -> None:
@@ -129,16 +131,22 @@ class Survey:
                 raise TypeError(f"{name} is not a count")
         return survey
 
-    def sentences(self, name: str, max_len: int) -> list[str]:
-        """Return lines to print: warnings, and how many examples of the text `name` are kept, left out and cut."""
+    def sentences(self, name: str, max_len: int, rule: choices.Long | None = None) -> list[str]:
+        """Return lines to print: warnings, and how many examples of the text `name` are kept, left out and cut.
+
+        `rule` is what happens to long sources (`DataSpec.long`).
+        """
         long = f"longer than {max_len} tokens (data.max_len)"
+        cut = "were cut to this length"
+        if rule == "extract":
+            cut = "were cut to this length after their paragraphs were ranked by tf-idf against the first"
         leaked = f"{self.leaked:,} records of {name} have a source that is also in the validation text"
         identical = f"in {self.identical:,} of {self.kept:,} records of {name} the target is the source itself"
         sentences = (
             (True, f"{name}: {self.kept:,} of {self.records:,} records kept"),
             (self.empty, f"{name}: {self.empty:,} left out because a text is empty"),
             (self.long, f"{name}: {self.long:,} left out because a text is {long}"),
-            (self.cut, f"{name}: {self.cut:,} {long} were cut to this length"),
+            (self.cut, f"{name}: {self.cut:,} {long} {cut}"),
             (self.leaked, f"warning: {leaked}"),
             (self.identical > self.kept / 2, f"warning: {identical}"),
         )
@@ -301,9 +309,9 @@ def _write_all(
     if parts.validates:
         valid_survey.check_kept("validation text", "measure on", spec.longest)
     remarks = [named(remark) for corpus in (*spec.train, *spec.valid) for remark in corpus.remarks()]
-    lines = [*remarks, *parts.report, *survey.sentences("training text", spec.longest)]
+    lines = [*remarks, *parts.report, *survey.sentences("training text", spec.longest, spec.long)]
     if valid_survey.records:
-        lines += valid_survey.sentences("validation text", spec.longest)
+        lines += valid_survey.sentences("validation text", spec.longest, spec.long)
     tokenizer = None if spec.tokenizer is None else to_record(spec.tokenizer)
     chosen = {"tokenizer": tokenizer, "max_len": spec.longest, "long": spec.long}
     surveys = {"train": asdict(survey), "valid": asdict(valid_survey), "report": lines + reasons, "chosen": chosen}
@@ -378,7 +386,7 @@ def _write(
     with Writer(folder, objective.columns, vocab, stream) as writer:
         for chunk in chunks(records, CHUNK):
             complete = [record for record in chunk if stream or is_complete(record)]
-            limited = objective.limit(objective.table(complete, tokenizers), spec.longest, cut=spec.long == "cut")
+            limited = shortened(objective, complete, tokenizers, spec.longest, spec.long)
             kept = list(compress(complete, limited.kept.tolist()))
             writer.add(limited.table)
             survey.records += len(chunk)
@@ -432,7 +440,7 @@ def _complete(spec: DataSpec, chosen: Any) -> DataSpec:
     may_drop = spec.objective.may_drop
     known = {"tokenizer": {"kind": "bpe"}, "max_len": 256, "long": "drop" if may_drop else None} | chosen
     max_len, long, tokenizer = known["max_len"], known["long"], spec.tokenizer
-    if type(max_len) is not int or long not in (("cut", "drop") if may_drop else (None,)):
+    if type(max_len) is not int or long not in (get_args(choices.Long) if may_drop else (None,)):
         raise TypeError("the stored length limit is invalid")
     if tokenizer is None and known["tokenizer"] is not None:
         tokenizer = read(known["tokenizer"], TokenizerSpec, "tokenizer", TOKENIZERS)

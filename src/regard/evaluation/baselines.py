@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from regard.data.extraction import paragraphs, sentences
 from regard.data.prepare import Prepared
 from regard.data.token_store import Column
 from regard.data.tokenizer import Tokenizer
@@ -32,7 +33,7 @@ BAG_WORK = 20_000_000  # the maximum of tokens x classes
 TARGET_TOKENS = 10_000_000
 BLOCKS = 64  # the number of blocks in a sample of a stream
 Print = Callable[[str], None]
-PREFERRED = ("accuracy", "bleu", "chrf", "exact_match", "loss")  # compared if the criterion was not measured
+PREFERRED = ("accuracy", "rougeL", "bleu", "chrf", "exact_match", "loss")  # compared if the criterion was not measured
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +86,10 @@ def _classification(data: Prepared) -> list[Baseline]:
 
 
 def _translation(data: Prepared, train: TrainSpec, criterion: Metric) -> list[Baseline]:
-    """Return two baselines, the source itself and the most frequent target, scored on the decoded examples."""
+    """Return two baselines, the source itself and the most frequent target, scored on the decoded examples.
+
+    For a summary, the first sentence of the source takes the place of the whole source.
+    """
     pairs = [data.objective.pair(record) for record in data.valid_texts[: train.decode]]
     if not pairs:
         return []
@@ -96,8 +100,11 @@ def _translation(data: Prepared, train: TrainSpec, criterion: Metric) -> list[Ba
     def scores(outputs: Sequence[str]) -> dict[str, float]:
         return {metric.name: metric.score(outputs, references).value for metric in of_text}
 
+    copied = Baseline("copying the source", scores(sources))
+    if data.objective.summarizes:
+        copied = Baseline("first sentence", scores([sentences(paragraphs(source)[0])[0] for source in sources]))
     return [
-        Baseline("copying the source", scores(sources)),
+        copied,
         Baseline("most frequent target", scores([target] * len(pairs)), share),
     ]
 

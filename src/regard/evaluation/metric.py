@@ -1,5 +1,6 @@
 """The base class of metrics, which score outputs against references. `regard.evaluation.metrics` lists all metrics."""
 
+import importlib.util
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -52,12 +53,18 @@ class Metric(ABC):
     # True if the score is the percentage of segments that are right: the statistics of a segment are (1 or 0, 1).
     proportion: ClassVar[bool] = False
     companions: ClassVar[tuple[str, ...]] = ()  # metrics that an ablation stores together (ROUGE has three)
+    package: ClassVar[str | None] = None  # the package of the extra `metrics` that computes the metric
     digits: ClassVar[int] = 1  # after the decimal point
     unit: ClassVar[str] = ""
 
     def __init_subclass__(cls) -> None:
         if "title" in vars(cls) and "heading" not in vars(cls):
             cls.heading = cls.title
+
+    @classmethod
+    def installed(cls) -> bool:
+        """Return whether the package that computes the metric is installed. Most metrics need none."""
+        return cls.package is None or importlib.util.find_spec(cls.package) is not None
 
     @property
     def full_title(self) -> str:

@@ -144,6 +144,7 @@ class Rouge(Metric):
 
     kind: ClassVar[str]  # the name in rouge-score
     companions = ("rouge1", "rouge2", "rougeL")
+    package = "rouge_score"
     tokenize: Literal["english", "unicode"] = "unicode"
     stem: bool = False
 

@@ -38,11 +38,15 @@ class HeldOut:
     bytes: int  # the size of the text that the model predicts
     max_len: int
     length_limit: LengthLimit | None = None  # for translations
+    extracts: bool = False  # whether paragraphs of long sources are ranked by tf-idf (data.long=extract)
 
 
 def measured(objective: Objective, tokenize: str, *more: Metric) -> list[Metric]:
-    """Return the metrics that validation measures besides the loss: the default metrics of the task, and `more`."""
-    usual = [METRICS[name]().with_tokenizer(tokenize) for name in objective.metrics]
+    """Return the metrics that validation measures besides the loss: the default metrics of the task, and `more`.
+
+    Default metrics whose package is not installed are left out.
+    """
+    usual = [METRICS[name]().with_tokenizer(tokenize) for name in objective.metrics if METRICS[name].installed()]
     names = {each.name for each in usual} | {"loss"}
     return usual + [each for each in more if each.name not in names]
 
@@ -51,7 +55,8 @@ def metric_for(objective: Objective, name: str | None, decode: int, trust_code: 
     """Return the metric `name`, or the default metric of the task. Raise SpecError if it does not fit the task."""
     provided = [need for need in objective.provides if decode or need != "text"]
     if name is None:
-        name = next(each for each in objective.metrics if METRICS[each].needs in provided)
+        usual = [each for each in objective.metrics if METRICS[each].installed()]
+        name = next(each for each in usual if METRICS[each].needs in provided)
     chosen = metric(name, trust_code, "--metric") if ":" in name or name in METRICS else None
     if chosen is None or chosen.needs not in provided or chosen.name == "loss":
         known = [each for each in METRICS if METRICS[each].needs in provided and each != "loss"]
@@ -67,6 +72,9 @@ def criterion_of(train: TrainSpec, objective: Objective, trust_code: bool = Fals
         raise SpecError("train.criterion", f"{name!r} is not available for {objective.kind}")
     if criterion.needs == "text" and not train.decode:
         raise SpecError("train.criterion", f"{name!r} needs translations; set train.decode above 0")
+    if not criterion.installed():
+        missing = f"{name!r} needs the package {criterion.package}, which is not installed"
+        raise SpecError("train.criterion", f"{missing}; pip install 'regard[metrics]', or leave the criterion out")
     return criterion.with_tokenizer(train.bleu_tokenize)
 
 
@@ -116,8 +124,15 @@ def translated(model: Model, held_out: HeldOut, search: Search, sources: Sequenc
     if not isinstance(model, Generator):
         raise DataError(f"a {type(model).__name__} generates no text; choose another model family")
     tokenizers, device = held_out.tokenizers, next(model.parameters()).device
-    limit = held_out.length_limit
-    texts = Texts([model], tokenizers["source"], tokenizers["target"], held_out.max_len, device, length_limit=limit)
+    texts = Texts(
+        [model],
+        tokenizers["source"],
+        tokenizers["target"],
+        held_out.max_len,
+        device,
+        length_limit=held_out.length_limit,
+        extracts=held_out.extracts,
+    )
     batch_size = 64 if device.type == "cpu" else 256
     outputs = [best[0] for best in texts.translate(sources, search, batch_size)]
     beam_search.release()  # training needs the memory

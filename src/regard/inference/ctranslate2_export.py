@@ -150,8 +150,8 @@ class _Writer:
     def decoder_only(self, model: DecoderOnlyModel) -> Any:
         spec = model.spec
         assert isinstance(spec, DecoderOnly)
-        if spec.visibility != "causal":
-            raise refusal("visibility", f"{spec.visibility!r} visibility")
+        if spec.input_attention != "causal":
+            raise refusal("input_attention", f"{spec.input_attention!r} input attention")
         decoder = self.stack(model.decoder, "decoder")
         self.begin(decoder, decoder.embeddings, "target", model.tables, model.inputs)
         self.end(decoder, model)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from regard.batch import Batch, pad
+from regard.data.extraction import best_first
 from regard.data.objectives import Objective
 from regard.data.token_store import Column, Table, chunks
 from regard.data.tokenizer import Tokenizer
@@ -90,6 +91,7 @@ class Texts:
     engine: Engine | None = None  # computes translations; None: the native engine
     begin: tuple[int, ...] = ()  # tokens read before every prompt; (): an empty prompt becomes a line feed
     length_limit: LengthLimit | None = None  # fitted to the training text; None: the default of `Limits`
+    extracts: bool = False  # True: the paragraphs of a source that is too long are ranked before the rest is cut off
 
     def translate(
         self,
@@ -247,13 +249,23 @@ class Texts:
         return positions(self.models)
 
     def sources(self, texts: Sequence[str], first: int = 0) -> list[list[int]]:
-        """Return the ids of the sources, each with eos. A source that is too long is cut at the end, with a warning."""
+        """Return the ids of the sources, each with eos. A source that is too long is cut at the end, with a warning.
+
+        If `extracts` is true, its paragraphs are ranked by tf-idf first, as in training with data.long=extract.
+        """
         encoded = self.source.encode_batch(list(texts))
+        long = [i for i, ids in enumerate(encoded) if len(ids) > self.max_len]
+        effect = "only these are read"
+        if self.extracts:
+            effect = "these are read after the paragraphs are ranked by tf-idf against the first"
         warn_about(
             self.warn,
-            {first + i + 1: f"{len(ids)} tokens" for i, ids in enumerate(encoded) if len(ids) > self.max_len},
-            f"are more than the {self.max_len} that the model was trained for (data.max_len); only these are read",
+            {first + i + 1: f"{len(encoded[i])} tokens" for i in long},
+            f"are more than the {self.max_len} that the model was trained for (data.max_len); {effect}",
         )
+        if self.extracts and long:
+            for i, ids in zip(long, self.source.encode_batch([best_first(texts[i]) for i in long]), strict=True):
+                encoded[i] = ids
         return [[*ids[: self.max_len], self.source.eos] for ids in encoded]
 
     def prompts(self, texts: Sequence[str], first: int = 0, limits: Limits = Limits()) -> list[list[int]]:

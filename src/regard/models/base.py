@@ -52,6 +52,7 @@ class Model(nn.Module):
     """Abstract base class of models. A model is built from a spec and has a loss."""
 
     spec: ModelSpec
+    predicts_source: bool = False  # whether the training loss has a label for every source token, too
 
     __call__: Callable[..., Tensor]
 

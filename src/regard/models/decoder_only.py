@@ -33,9 +33,9 @@ from regard.nn.vocab.tables import Embeddings, TableSpec
 class DecoderOnly(ModelSpec):
     """Decoder-only language model, which predicts each token from the tokens before it.
 
-    With `visibility="prefix"`, it is a prefix LM (Liu et al. 2018, Raffel et al. 2020): every token of the prefix
-    attends to the whole prefix. In training, `batch.prefix` marks the prefix. In decoding, the prefix is the input of
-    the first call of `advance`.
+    With `input_attention="full"`, it is a prefix LM (Liu et al. 2018, Raffel et al. 2020): the input is a prefix, and
+    every token of the prefix attends to the whole prefix. In training, `batch.prefix` marks the prefix. In decoding,
+    the prefix is the input of the first call of `advance`.
     """
 
     kind = "decoder_only"
@@ -46,7 +46,7 @@ class DecoderOnly(ModelSpec):
     dropout: float = 0.1
     attention_dropout: float = 0.0
     activation_dropout: float = 0.0
-    visibility: Literal["causal", "prefix"] = "causal"
+    input_attention: Literal["causal", "full"] = "causal"
     table: TableSpec = Embeddings()
     output_table: TableSpec | None = None  # used if the output has a table of its own; None: like `table`
     tied: bool = True  # whether the input table is also the softmax matrix
@@ -71,7 +71,7 @@ class DecoderOnlyModel(LanguageModel):
         self.spec = spec
         depths, branches = (0, spec.decoder.blocks()), spec.decoder.residual_branches()
         site = site_of(spec, init, "decoder", causal=True, depths=depths, branches=branches)
-        self.prefixed = spec.visibility == "prefix"
+        self.prefixed = spec.input_attention == "full"
         self.one_piece = "every token of a prefix attends to the whole prefix" if self.prefixed else None
         site = replace(site, sees_ahead=self.prefixed)
         uses = {"target": ("target", spec.vocab, spec.input.table_width(spec.d_model))}
@@ -86,7 +86,7 @@ class DecoderOnlyModel(LanguageModel):
         self, batch: Batch, losses: list[Tensor] | None = None, trace: Trace | None = None
     ) -> Float[Tensor, "B T D"]:
         if (batch.prefix is not None) != self.prefixed:
-            ignored = "a causal model would ignore it; set visibility='prefix'"
+            ignored = "a causal model would ignore it; set input_attention='full'"
             raise DataError(
                 f"prefix: {'is missing in the batch, but a prefix LM needs it' if self.prefixed else ignored}"
             )

@@ -13,7 +13,7 @@ from typing import Any
 from regard.catalogue import PARTS as MODEL_PARTS
 from regard.catalogue import edited
 from regard.data.batching import Batching, Buckets, Packing, Windows
-from regard.data.objectives import Classification, LanguageModelling, Objective, Translation
+from regard.data.objectives import Classification, LanguageModelling, Objective, Summarization, Translation
 from regard.data.prepare import DataSpec
 from regard.data.text import JSONL, TSV, Corpus, Labelled, Lines, ParallelFiles
 from regard.data.tokenizer import BPE, Bytes, Characters, Imported, TokenizerSpec, Words
@@ -35,7 +35,7 @@ from regard.variants import combine
 SLOTS: dict[type[Spec], tuple[type[Spec], ...]] = {
     DataSpec: (DataSpec,),
     Corpus: (JSONL, Labelled, Lines, ParallelFiles, TSV),
-    Objective: (Classification, LanguageModelling, Translation),
+    Objective: (Classification, LanguageModelling, Summarization, Translation),
     TokenizerSpec: (BPE, Bytes, Characters, Imported, Words),
     Batching: (Buckets, Packing, Windows),
     TrainSpec: (TrainSpec,),

@@ -106,7 +106,8 @@ def held_out(recipe: Recipe, data: Prepared) -> HeldOut | None:
     assert batching is not None
     batching = fitting.padded(batching) if batching.packed else batching
     texts, size = data.valid_texts, data.valid_survey.bytes
-    return HeldOut(data.objective, data.valid, texts, data.tokenizers, batching, size, longest, limit)
+    extracts = recipe.data.long == "extract"
+    return HeldOut(data.objective, data.valid, texts, data.tokenizers, batching, size, longest, limit, extracts)
 
 
 def measure_of(

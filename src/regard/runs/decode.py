@@ -110,4 +110,5 @@ def ensemble(runs: "Sequence[TrainedModel]", warn: Warn = lambda _: None) -> Tex
     if first.objective.stream:
         longest = min(getattr(run.recipe.data.batching, "length", longest) for run in runs)
     limit = widest([run.recipe.length_limit for run in runs])
-    return Texts(generators, source, target, longest, first.device, warn, begin=first.begin, length_limit=limit)
+    extracts = first.recipe.data.long == "extract"
+    return Texts(generators, source, target, longest, first.device, warn, None, first.begin, limit, extracts)

@@ -14,7 +14,7 @@ from regard.errors import DataError, SpecError
 from regard.evaluation.likelihood_metrics import BitsPerByte, Loss, Perplexity
 from regard.evaluation.loss import likelihood, stream_likelihood
 from regard.evaluation.metric import Likelihood, Metric
-from regard.evaluation.metrics import metric, perplexity
+from regard.evaluation.metrics import METRICS, metric, perplexity
 from regard.evaluation.significance import paired_bootstrap, verdict
 from regard.evaluation.target_text import bleu_tokenizer
 from regard.inference.text import Warn
@@ -90,8 +90,9 @@ class Outputs:
 
 # The default metrics. The difference between two systems is tested for those in COMPARED.
 TRANSLATION = ("bleu", "chrf", "ter", "exact_match")
+SUMMARIZATION = ("rougeL", "rouge1", "rouge2", "chrf")
 CLASSIFICATION = ("accuracy", "matthews")
-COMPARED = ("bleu", "chrf", "accuracy")
+COMPARED = ("bleu", "chrf", "accuracy", "rougeL", "rouge1", "rouge2")
 
 
 def evaluate_run(
@@ -130,6 +131,8 @@ def evaluate_run(
     if tokenize == "auto":
         tokenize = "13a" if classifies else bleu_tokenizer(references)
     usual = CLASSIFICATION if classifies else TRANSLATION
+    if first is not None and first.objective.summarizes:
+        usual = tuple(each for each in SUMMARIZATION if METRICS[each].installed())
     scored = [each.with_tokenizer(tokenize) for each in metrics or map(metric, usual)]
     report = {"run": own.name} | _scores(own, references, scored, classifies) | own.facts
     if against is None:

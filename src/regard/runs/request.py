@@ -9,12 +9,12 @@ from regard import planner
 from regard.data.objectives import Objective
 from regard.data.text import check_file
 from regard.data.tokenizer import Imported
-from regard.errors import SpecError
+from regard.errors import SpecError, nearest
 from regard.evaluation.text_metrics import Bleu
 from regard.evaluation.validation import criterion_of
 from regard.models.base import Classifier, LanguageModel
 from regard.models.build import build
-from regard.recipe.recipe import RecipeRequest, model_for, objective_of, read_file, request_from_record
+from regard.recipe.recipe import SLOTS, RecipeRequest, model_for, objective_of, read_file, request_from_record
 from regard.runs.options import seconds, several
 from regard.training.spec import TrainSpec
 
@@ -30,6 +30,7 @@ def request_from_options(  # noqa: PLR0913  # the options of the command line
     text: str | Path | Sequence[str | Path] = (),
     labelled: str | Path | Sequence[str | Path] = (),
     valid: str | Path | None = None,
+    task: str | None = None,
     recipe: str | Path | None = None,
     preset: str | None = None,
     variants: str | Sequence[str] = (),
@@ -42,8 +43,8 @@ def request_from_options(  # noqa: PLR0913  # the options of the command line
     """Return the recipe request for the options of `regard train`.
 
     The training text is given as `source` and `target`, `tsv` or `jsonl` for translation, as `text` for a language
-    model, as `labelled` for a classifier, or in a recipe file (`recipe`). All other options override the settings of
-    the recipe file.
+    model, as `labelled` for a classifier, or in a recipe file (`recipe`). `task` is the objective if it is not the
+    usual one for such files, such as "summarization". All other options override the settings of the recipe file.
     """
     record = read_file(Path(recipe)) if recipe is not None else {}
     changes, pair = several(changes), _parallel_files(source, target)
@@ -60,6 +61,8 @@ def request_from_options(  # noqa: PLR0913  # the options of the command line
             "--valid", "is a second validation text; give either --valid, or --valid-source and --valid-target"
         )
     record = _with_files(record, files, held_out)
+    if task is not None:
+        record = _with_task(record, task, changes)
     train = _section(record, "train")
     with suppress(SpecError):  # request_from_record raises the same error
         train = {**objective_of(record, changes, trust_code).train, **train}
@@ -119,6 +122,20 @@ def _with_files(
         data["valid"] = [{"kind": "parallel", **valid}]
     record["data"] = data
     return record
+
+
+def _with_task(record: Mapping[str, Any], task: str, changes: Sequence[str]) -> dict[str, Any]:
+    """Return a copy of a recipe table with `task` as its objective."""
+    known = [part.kind for part in SLOTS[Objective]]
+    if task not in known:
+        raise SpecError("--task", f"unknown task {task!r}; {nearest(task, known)}")
+    if any(change.partition("=")[0].strip() == "data.objective" for change in changes):
+        raise SpecError("--task", "sets data.objective, which is also given; leave one of the two out")
+    data = _section(record, "data")
+    given = data.get("objective")
+    if (given.get("kind") if isinstance(given, Mapping) else given) != task:
+        data["objective"] = task
+    return {**record, "data": data}
 
 
 def _section(record: Mapping[str, Any], name: str) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from regard.decoding import length_limit
 from regard.decoding.length_limit import LengthLimit
 from regard.errors import DataError, SpecError
 from regard.evaluation import target_text
+from regard.evaluation.text_metrics import Chrf, RougeL
 from regard.models.base import ModelSpec
 from regard.planner import fit as fitting
 from regard.planner.speed import Hardware
@@ -152,8 +153,14 @@ def choose_metric(train: TrainSpec, data: Prepared, reasons: list[str]) -> Train
     choice = target_text.choose([data.objective.pair(record)[1] for record in data.valid_texts], train.bleu_tokenize)
     train = replace(train, bleu_tokenize=choice.tokenize)
     if train.criterion == "auto" and train.decode:
-        train = replace(train, criterion=choice.criterion)
-        reasons.append(f"best checkpoint: by {choice.reason}")
+        criterion, reason = choice.criterion, choice.reason
+        if data.objective.summarizes:
+            criterion, reason = "rougeL", f"{RougeL.title}, the usual metric of summaries"
+            if not RougeL.installed():
+                missing = f"{RougeL.title} needs rouge-score: pip install 'regard[metrics]'"
+                criterion, reason = "chrf", f"{Chrf.title}, because {missing}"
+        train = replace(train, criterion=criterion)
+        reasons.append(f"best checkpoint: by {reason}")
     return train
 
 

@@ -17,6 +17,7 @@ from torch import nn
 from regard import fast
 from regard.batch import Batch
 from regard.data.batching import Windows
+from regard.data.extraction import shortened
 from regard.data.loader import BatchLoader, Examples
 from regard.data.objectives import Objective
 from regard.data.token_store import Column, Table
@@ -359,7 +360,7 @@ class TrainedModel:
             raise DataError("records: needs a non-empty list of records")
         each = self._records([(record,) if isinstance(record, str) else record for record in records])
         data = self.recipe.data
-        fitted = self.objective.limit(self.objective.table(each, self.tokenizers), data.longest, data.long == "cut")
+        fitted = shortened(self.objective, each, self.tokenizers, data.longest, data.long)
         if not fitted.kept.all():
             left_out = int(np.flatnonzero(~fitted.kept)[0])
             raise DataError(f"record {left_out + 1}: has more than {data.longest} tokens (data.max_len); leave it out")

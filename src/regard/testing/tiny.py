@@ -77,7 +77,7 @@ def decoder_only(depth: int = 2) -> DecoderOnly:
 
 def prefix_lm() -> DecoderOnly:
     """Return a tiny prefix language model."""
-    return replace(decoder_only(), visibility="prefix")
+    return replace(decoder_only(), input_attention="full")
 
 
 def encoder_only(task: Task | None = None) -> EncoderOnly:
@@ -284,7 +284,7 @@ def examples(spec: ModelSpec, count: int, seed: int = 0) -> list[Example]:
 
 def prefixed_by(spec: ModelSpec) -> bool:
     """Return whether the model is a prefix language model, whose batches mark a prefix that every token attends to."""
-    return isinstance(spec, DecoderOnly) and spec.visibility == "prefix" and not spec.reads_source
+    return isinstance(spec, DecoderOnly) and spec.input_attention == "full" and not spec.reads_source
 
 
 def collate(

@@ -70,9 +70,9 @@ class LogWindow:
     padding: int = 0
     began: float = field(default_factory=time.perf_counter)
 
-    def add(self, items: Sequence[Item], result: StepResult) -> None:
+    def add(self, items: Sequence[Item], result: StepResult, labels: int) -> None:
         self.results.append(result)
-        self.labels += sum(item.labels for item in items)
+        self.labels += labels
         self.places += sum(item.places for item in items)
         self.padding += sum(item.padding for item in items)
 
@@ -266,13 +266,14 @@ class Trainer:
         for _ in range(self.spec.accumulate):
             item, progress.place = self.prefetch.next()
             items.append(item)
-        labels = sum(item.labels for item in items)
+        counts = [self.count_labels(item) for item in items]
+        labels = sum(counts)
         # The decay is small at first, so that the moving average soon forgets the untrained weights.
         decay = min(self.spec.ema, (1 + progress.step) / (10 + progress.step))
-        scalars = StepScalars(float(labels), decay, [item.labels / labels for item in items])
+        scalars = StepScalars(float(labels), decay, [count / labels for count in counts])
         self.optimizer.set_rates(self.schedule().factor(progress.step, self.steps))
         result = self.executor.run([item.batch for item in items], scalars, step_seed(self.spec.seed, progress.step))
-        self.window.add(items, result)
+        self.window.add(items, result, labels)
         progress.labels += labels
         spent = time.perf_counter() - started
         progress.seconds += spent
@@ -280,6 +281,10 @@ class Trainer:
             if self.settled:
                 self.budget.add(1, spent)
             self.settled = True
+
+    def count_labels(self, item: Item) -> int:
+        """Return the number of labels in the training loss of a batch: target tokens, or source tokens, too."""
+        return item.places - item.padding if self.model.predicts_source else item.labels
 
     def seconds_left(self, step: float) -> float:
         """Return the remaining training time in seconds; `step` is the duration of a step in seconds."""

@@ -13,12 +13,12 @@ from regard.tree import hints
 from regard.variants.base import Edit, Variant
 
 
-def joined(visibility: Literal["causal", "prefix"]) -> Edit:
+def joined(input_attention: Literal["causal", "full"]) -> Edit:
     """Return a function that joins encoder and decoder into one stack of encoder blocks, without cross-attention."""
 
     def edit(m: Any) -> Any:
         if isinstance(m, DecoderOnlyTranslator):
-            return replace(m, visibility=visibility)
+            return replace(m, input_attention=input_attention)
         if not isinstance(m, EncoderDecoder):
             raise SpecError("variants", f"only an encoder-decoder can be joined into one stack, not {m.kind!r}")
         if not isinstance(m.encoder, Plain) or not isinstance(m.decoder, Plain) or not isinstance(m.bridge, Last):
@@ -36,7 +36,7 @@ def joined(visibility: Literal["causal", "prefix"]) -> Edit:
             )
         stack = replace(m.encoder, depth=m.encoder.depth + m.decoder.depth)
         common = {name: getattr(m, name) for name in hints(DecoderOnlyTranslator) if hasattr(m, name)}
-        own = {"visibility": visibility, "tied": m.sharing.input_output, "decoder": stack}
+        own = {"input_attention": input_attention, "tied": m.sharing.input_output, "decoder": stack}
         return DecoderOnlyTranslator(**{**common, **own})
 
     return edit
@@ -58,6 +58,6 @@ VARIANTS = {
         joined("causal"), "family", "no encoder: source and target in one causal stack", "Brown et al. 2020"
     ),
     "prefix_lm": Variant(
-        joined("prefix"), "family", "no encoder: one stack with bidirectional attention over the source", RAFFEL
+        joined("full"), "family", "no encoder: one stack with bidirectional attention over the source", RAFFEL
     ),
 }

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from regard.data.choices import choose_limit, choose_tokenizer, held_out
-from regard.data.objectives import Classification, LanguageModelling, Objective, Translation
+from regard.data.objectives import Classification, LanguageModelling, Objective, Summarization, Translation
 from regard.data.token_store import Table
 from regard.data.tokenizer import BPE, Bytes, Characters, Tokenizer, train
 
@@ -88,3 +88,14 @@ def test_a_cut_source_keeps_its_beginning_and_its_end_token(cuts: bool) -> None:
     assert sources == [[5, 6, end], *([[5, 6, 7, end]] if cuts else []), [5, end]]
     assert limited.cut == int(cuts)
     assert np.array_equal(limited.table["target"].lengths, [3] * sum(kept))
+
+
+def test_long_documents_are_cut_even_if_their_summaries_are_not_short() -> None:
+    sample = [("d" * 600, "s" * 500)] * 5
+    for objective, long in ((Summarization(), "cut"), (Translation(), "drop")):
+        limit = choose_limit(objective, sample, tokenizers(objective), 1024)
+        assert (limit.long, limit.max_len) == (long, 512 if long == "cut" else 640)
+    limit = choose_limit(Summarization(), sample, tokenizers(Summarization()), 1024, "extract")
+    assert limit.max_len == 512
+    effect = "longer sources are truncated after their paragraphs are ranked by tf-idf against the first"
+    assert limit.why.endswith(effect)

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from regard.data.batching import Buckets, Packing, Windows
-from regard.data.objectives import Classification, LanguageModelling, Translation
+from regard.data.objectives import Classification, LanguageModelling, Summarization, Translation
 from regard.data.prepare import DataSpec, Prepared, Survey, opened, prepare
 from regard.data.text import TSV, Corpus, Labelled, Lines, ParallelFiles
 from regard.data.token_store import Table
@@ -575,3 +575,16 @@ def test_compressed_pipe_is_copied_whole_into_a_temporary_file(tmp_path: Path) -
     assert len(names) == 2
     assert all(TEMPORARY.fullmatch(name) for name in names)
     assert [path.name for path in (tmp_path / "run").iterdir()] == ["data"]
+
+
+def test_long_documents_are_extracted_and_reported(tmp_path: Path) -> None:
+    pairs = [("Fox. A bird sings. The fox is red.", "a"), ("Fox. A bird.", "b")]
+    spec = spec_of(tsv(tmp_path / "a.tsv", pairs), held_out=0, max_len=22, long="extract", objective=Summarization())
+    prepared = prepare(spec, tmp_path / "data", seed=1)
+    assert training(prepared) == [("Fox. The fox is red. A", "a"), ("Fox. A bird.", "b")]
+    assert prepared.report == [
+        "training text: 2 of 2 records kept",
+        "training text: 1 longer than 22 tokens (data.max_len) were cut to this length after their paragraphs were "
+        "ranked by tf-idf against the first",
+    ]
+    assert opened(spec, tmp_path / "data").spec.long == "extract"

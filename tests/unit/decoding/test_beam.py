@@ -158,15 +158,15 @@ def test_log_probs_equal_those_of_one_forward_pass(beams: int) -> None:
             assert hypothesis.score == pytest.approx(sum(again) / len(again), abs=1e-9)
 
 
-@pytest.mark.parametrize("visibility", ["causal", "prefix"])
+@pytest.mark.parametrize("input_attention", ["causal", "full"])
 @pytest.mark.parametrize("beams", [1, 3])
-def test_prompts_of_different_lengths_are_continued_as_if_alone(visibility: Any, beams: int) -> None:
-    model, rows = writer(visibility=visibility), random_rows(6, 23)
+def test_prompts_of_different_lengths_are_continued_as_if_alone(input_attention: Any, beams: int) -> None:
+    model, rows = writer(input_attention=input_attention), random_rows(6, 23)
     together = find(model, prompts(*rows), Beam(beams, beams), ENDS, Limits(max_len=6))
     for row, hypotheses in zip(rows, together, strict=True):
         (alone,) = find(model, prompts(row), Beam(beams, beams), ENDS, Limits(max_len=6))
         assert [h.ids for h in alone] == [h.ids for h in hypotheses]
-        if visibility == "causal":
+        if input_attention == "causal":
             for hypothesis in hypotheses:
                 again = read_back(model, hypothesis.ids, hypothesis.ended, prompt=row)
                 assert hypothesis.token_log_probs == pytest.approx(again, abs=1e-9)

@@ -40,7 +40,7 @@ def decode(
 @pytest.mark.parametrize("beams", [1, 3])
 @pytest.mark.parametrize("kind", ["translator", "writer", "prefix"])
 def test_kept_rows_continue_as_if_decoded_alone(kind: str, beams: int) -> None:
-    model = translator() if kind == "translator" else writer(visibility="prefix" if kind == "prefix" else "causal")
+    model = translator() if kind == "translator" else writer(input_attention="full" if kind == "prefix" else "causal")
     make = sources if kind == "translator" else prompts
     read = [torch.randint(3, 23, (5 * beams, 1)) for _ in range(3)]
     rows = (torch.tensor(KEPT)[:, None] * beams + torch.arange(beams)).flatten()

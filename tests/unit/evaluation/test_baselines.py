@@ -11,7 +11,7 @@ import pytest
 
 from regard.data.batching import Buckets, Windows
 from regard.data.loader import BatchLoader, Examples
-from regard.data.objectives import Classification, LanguageModelling
+from regard.data.objectives import Classification, LanguageModelling, Summarization
 from regard.data.prepare import DataSpec, Prepared, prepare
 from regard.data.text import TSV, Labelled, Lines
 from regard.data.token_store import Column, Table
@@ -214,3 +214,13 @@ def test_a_higher_loss_is_worse(tmp_path: Path) -> None:
     assert lines == []
     compare(folder, {"loss": 4.1}, metric("loss"), lines.append)
     assert "loss on the validation text, 4.100, is worse" in lines[0]
+
+
+def test_baseline_of_a_summary_is_the_first_sentence(tmp_path: Path) -> None:
+    text = file(tmp_path / "train", ["One two. Three.\tone", "Four. Five.\tfour"])
+    valid = file(tmp_path / "valid", ["A fox runs. It is red.\ta fox", "Snow falls! All day.\tno snow"])
+    spec = DataSpec((TSV(text),), (TSV(valid),), Summarization(), tokenizer=Characters())
+    first, _ = measure(prepare(spec, tmp_path / "data", 1), TRAIN)
+    expected = metric("rougeL").score(["A fox runs.", "Snow falls!"], ["a fox", "no snow"]).value
+    assert (first.name, first.metrics["rougeL"]) == ("first sentence", expected)
+    assert sentence([first], "rougeL") == f"first sentence {expected:.1f} ROUGE-L"

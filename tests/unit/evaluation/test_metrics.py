@@ -3,12 +3,16 @@
 import builtins
 import json
 import math
+import random
 import subprocess
 import sys
+from collections import Counter
 from dataclasses import asdict
+from itertools import combinations
 from typing import Any
 
 import pytest
+from rouge_score.rouge_scorer import RougeScorer
 
 from regard.errors import DataError, SpecError
 from regard.evaluation import metrics
@@ -234,3 +238,29 @@ def test_a_metric_without_segment_is_refused_by_one_sentence() -> None:
 
     with pytest.raises(SpecError, match=r"^metric: Unfinished has no method segment"):
         Unfinished().score(["a"], ["a"])
+
+
+def f1(matches: int, output: int, reference: int) -> float:
+    return 0.0 if not matches else 200 * matches / (output + reference)  # 2 PR / (P + R) in percent
+
+
+def longest_common_subsequence(a: list[str], b: list[str]) -> int:
+    subsets = (c for size in range(len(a), 0, -1) for c in combinations(a, size))
+    return next((len(c) for c in subsets if all(word in rest for rest in [iter(b)] for word in c)), 0)
+
+
+def test_rouge_equals_the_definition_and_the_package_on_random_lines() -> None:
+    rng, words = random.Random(3), ["a", "b", "c", "d", "e", "running", "runs"]
+    hypotheses, references = ([" ".join(rng.choices(words, k=rng.randint(1, 8))) for _ in range(30)] for _ in range(2))
+    expected = [0.0, 0.0, 0.0]
+    for hypothesis, reference in zip(hypotheses, references, strict=True):
+        sides = hypothesis.split(), reference.split()
+        for n in (1, 2):
+            first, second = (Counter(zip(*(side[i:] for i in range(n)), strict=False)) for side in sides)
+            expected[n - 1] += f1((first & second).total(), first.total(), second.total()) / 30
+        expected[2] += f1(longest_common_subsequence(*sides), *map(len, sides)) / 30
+    assert [score.value for score in rouge(hypotheses, references)] == pytest.approx(expected)
+    scorer = RougeScorer(["rouge1", "rouge2", "rougeL"], use_stemmer=True)
+    stemmed = [scorer.score(*pair) for pair in zip(references, hypotheses, strict=True)]
+    by_package = [100 * sum(s[name].fmeasure for s in stemmed) / 30 for name in ("rouge1", "rouge2", "rougeL")]
+    assert [score.value for score in rouge(hypotheses, references, stem=True)] == pytest.approx(by_package)

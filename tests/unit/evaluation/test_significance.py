@@ -212,3 +212,18 @@ def test_the_standard_error_falls_with_the_square_root_of_the_lines(metric: str)
 
 def test_the_standard_error_of_a_single_line_is_100() -> None:
     assert standard_error(["a b c d e"], ["a b c d f"], "bleu") == 100.0
+
+
+@pytest.mark.parametrize("name", ["rouge1", "rouge2", "rougeL"])
+def test_rouge_of_every_resample_is_the_mean_of_its_lines(name: str) -> None:
+    references, first, second = outputs(12, 0.5, 0.2)
+    comparison = paired_bootstrap(first, second, references, metric(name), resamples=100, seed=7)
+    scorer = metric(name)
+    by_line = [
+        scorer.score([b], [reference]).value - scorer.score([a], [reference]).value
+        for a, b, reference in zip(first, second, references, strict=True)
+    ]
+    drawn = np.random.default_rng(7).choice(12, size=(100, 12), replace=True)
+    means = np.asarray(by_line)[drawn].mean(1)
+    assert comparison.difference == pytest.approx(np.mean(by_line))
+    assert (comparison.low, comparison.high) == pytest.approx(tuple(np.quantile(means, [0.025, 0.975])))

@@ -34,10 +34,10 @@ def stacked(model: ModelSpec, **changes: object) -> ModelSpec:
     return swap(model, Plain, lambda stack: replace(stack, **changes))
 
 
-def joined(visibility: str) -> DecoderOnlyTranslator:
+def joined(input_attention: str) -> DecoderOnlyTranslator:
     model = tiny.decoder_only()
     names = ("vocab", "d_model", "heads", "decoder")
-    return DecoderOnlyTranslator(**{name: getattr(model, name) for name in names}, visibility=visibility)  # type: ignore[reportArgumentType]
+    return DecoderOnlyTranslator(**{name: getattr(model, name) for name in names}, input_attention=input_attention)  # type: ignore[reportArgumentType]
 
 
 def of_each(position: Position) -> dict[str, ModelSpec]:
@@ -52,7 +52,7 @@ SUBJECTS: dict[str, ModelSpec] = {
     "decoder_only": tiny.decoder_only(),
     "prefix_lm": tiny.prefix_lm(),
     "joined": joined("causal"),
-    "joined prefix": joined("prefix"),
+    "joined prefix": joined("full"),
     "grouped": swap(tiny.decoder_only(), SelfAttention, lambda branch: replace(branch, kv_heads=2)),
     "multi-query": swap(tiny.encoder_decoder(), SelfAttention, lambda branch: replace(branch, kv_heads=1)),
     "window": stacked(tiny.decoder_only(), attention_pattern=Window(2)),

@@ -271,7 +271,7 @@ REFUSED: dict[str, tuple[Callable[[Any, Any, Any], Any], str]] = {
         "prefix",
     ),
     "a prefix that is missing": (
-        lambda _, decoder, __: build(decoder(visibility="prefix")).loss(Batch(IDS, IDS)),
+        lambda _, decoder, __: build(decoder(input_attention="full")).loss(Batch(IDS, IDS)),
         "prefix",
     ),
     "a prefix for an encoder": (
@@ -321,7 +321,7 @@ def test_padding_stays_hidden_whatever_its_position_or_prefix(
     model = perturbed(build(pair()))
     log_probs = [model.log_probs(Batch(ids, target_seg=seg, target_pos=pos, source=LONG)) for ids in (LONG, other)]
     torch.testing.assert_close(log_probs[0][:, :3], log_probs[1][:, :3])
-    model = perturbed(build(decoder(visibility="prefix")))
+    model = perturbed(build(decoder(input_attention="full")))
     log_probs = [
         model.log_probs(Batch(ids, target_seg=seg, prefix=torch.ones_like(seg).bool())) for ids in (LONG, other)
     ]

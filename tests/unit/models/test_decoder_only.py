@@ -41,7 +41,7 @@ def attended_keys(model: DecoderOnlyModel, batch: Batch) -> list[list[list[int]]
 
 
 def test_all_tokens_attend_to_the_prefix(decoder: Decoder) -> None:
-    model = build(decoder(visibility="prefix"))
+    model = build(decoder(input_attention="full"))
     assert isinstance(model, DecoderOnlyModel)
     prefix = torch.tensor([[1, 1, 1, 0, 0, 0], [1, 0, 0, 0, 0, 0]], dtype=torch.bool)
     attended = attended_keys(model, Batch(IDS, prefix=prefix))
@@ -51,7 +51,7 @@ def test_all_tokens_attend_to_the_prefix(decoder: Decoder) -> None:
 
 
 def test_the_first_advance_of_a_prefix_lm_reads_the_prefix(decoder: Decoder, perturbed: Perturbed) -> None:
-    model = perturbed(build(decoder(visibility="prefix")))
+    model = perturbed(build(decoder(input_attention="full")))
     lengths = [3, 1]
     prefix = torch.arange(6) < torch.tensor(lengths)[:, None]
     whole = model.log_probs(Batch(IDS, prefix=prefix))
@@ -66,7 +66,7 @@ def test_the_first_advance_of_a_prefix_lm_reads_the_prefix(decoder: Decoder, per
 
 def test_reordered_beams_keep_the_prefix(decoder: Decoder, perturbed: Perturbed) -> None:
     """Two beams of one source with equally long prefixes: beam 1 continues beam 0."""
-    model = perturbed(build(decoder(visibility="prefix")))
+    model = perturbed(build(decoder(input_attention="full")))
     decoding = model.start(Batch(IDS[:1, :1]), 6, beams=2)
     model.advance(IDS[:, :2], decoding)
     decoding.reorder(torch.tensor([0, 0]))

@@ -1,5 +1,6 @@
 """Resolving a recipe: missing settings are chosen from the data, and each choice is reported."""
 
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -7,11 +8,13 @@ from typing import Any
 import pytest
 import torch
 
-from regard.data.objectives import Classification
+from regard.data.objectives import Classification, LanguageModelling, Summarization
 from regard.data.prepare import DataSpec, prepare
 from regard.data.text import Labelled
 from regard.data.tokenizer import BPE
 from regard.errors import SpecError
+from regard.evaluation.text_metrics import Rouge
+from regard.evaluation.validation import criterion_of, measured
 from regard.nn.branches.self_attention import SelfAttention
 from regard.planner.candidates import of_ngrams
 from regard.recipe.recipe import Recipe
@@ -119,3 +122,41 @@ def test_one_tokenizer_for_both_sides_is_one_file(tmp_path: Path) -> None:
         "tokenizer.source.json",
         "tokenizer.target.json",
     ]
+
+
+@pytest.mark.parametrize("installed", [True, False])
+def test_checkpoints_of_a_summarizer_are_ranked_by_rouge_if_it_is_installed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, installed: bool
+) -> None:
+    monkeypatch.setattr(Rouge, "installed", lambda *_: installed)
+    text = tmp_path / "text.tsv"
+    text.write_text("".join(f"a{n} b c d e f\tc{n} d e f\n" for n in range(60)))
+    request = request_from_options(tsv=text, task="summarization", changes=["train.steps=5"])
+    assert request.data.objective == Summarization()
+    report: list[str] = []
+    data = prepare(request.data, tmp_path / "data", seed=1)
+    recipe = resolve(request, data, torch.device("cpu"), report.append)
+    assert recipe.train.criterion == ("rougeL" if installed else "chrf")
+    reason = "by ROUGE-L, the usual metric of summaries" if installed else "by chrF, because ROUGE-L needs rouge-score"
+    assert any(reason in sentence for sentence in report)
+    names = [each.name for each in measured(data.objective, "13a")]
+    assert names == (["rougeL", "rouge1", "rouge2", "perplexity"] if installed else ["perplexity"])
+    chosen = replace(recipe.train, criterion="rouge2")
+    if not installed:
+        with pytest.raises(SpecError, match=r"train.criterion: 'rouge2' needs the package rouge_score"):
+            criterion_of(chosen, data.objective)
+    else:
+        assert criterion_of(chosen, data.objective).name == "rouge2"
+
+
+def test_a_task_overrides_the_usual_one_for_the_files_and_is_given_once(tmp_path: Path) -> None:
+    recipe = tmp_path / "recipe.toml"
+    recipe.write_text('[data]\nobjective = { kind = "language_model", unit = "lines" }\n')
+    request = request_from_options(text="a", recipe=recipe, task="language_model")
+    assert request.data.objective == LanguageModelling("lines")
+    with pytest.raises(SpecError, match=r"^--task: unknown task 'summarisation'; did you mean 'summarization'"):
+        request_from_options(tsv="a", task="summarisation")
+    with pytest.raises(SpecError, match=r"^--task: sets data.objective, which is also given"):
+        request_from_options(tsv="a", task="summarization", changes="data.objective=translation")
+    with pytest.raises(SpecError, match="a corpus of kind 'tsv' does not fit the objective 'classification'"):
+        request_from_options(tsv="a", task="classification")

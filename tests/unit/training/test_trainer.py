@@ -21,6 +21,7 @@ from regard.data.token_store import Table
 from regard.errors import DataError, OutOfMemoryError, SpecError
 from regard.models.base import Model
 from regard.models.build import build
+from regard.models.decoder_only_translator import DecoderOnlyTranslator
 from regard.models.loss import Loss
 from regard.presets import preset
 from regard.training import trainer as loop
@@ -942,3 +943,14 @@ def test_constant_schedule_uses_the_peak_learning_rate(tmp_path: Path) -> None:
 def test_an_optimizer_must_be_chosen_before_training(tmp_path: Path) -> None:
     with pytest.raises(SpecError, match=r"train\.optimizer: is not chosen yet"):
         Trainer(tiny(), TrainSpec(steps=1), bucketed(), RunFolder(tmp_path))
+
+
+def test_loss_on_source_tokens_is_divided_by_the_number_of_all_labels(tmp_path: Path) -> None:
+    """The logged loss of the first step is the mean of the untrained model over source and target labels."""
+    model = build(DecoderOnlyTranslator(vocab=20, d_model=16, heads=2, dropout=0.0, loss_on="all"), seed=1)
+    batch, recorder = Scripted([item_of(pairs(4), range(4))]), Recorder()
+    item = batch.items[0]
+    loss = model.train().loss(item.batch)
+    assert loss.tokens == item.places - item.padding > item.labels
+    trained(tmp_path, spec_of(1, log_every=1), batch, model, watchers=[recorder])
+    assert recorder.of("step")[0]["nll"] == pytest.approx(float(loss.nll.detach() / loss.tokens), rel=1e-5)

@@ -1,0 +1,97 @@
+"""A generated task of long documents, for which the best possible perplexity is known at every input length.
+
+    source   e7 .  e3 a1 v8 .  e7 a0 v5 .  e9 a0 v2 .  e7 a1 v4 .
+    target   e7 a0 v5 e7 a1 v4
+
+A document has a title, which is an entity, and paragraphs, each of which is a fact: entity, attribute, value. One fact
+about the title entity for each attribute is in a random paragraph. All other paragraphs are facts about other entities.
+The summary lists the facts about the title entity in the order of the attributes. A model that reads only the first L
+tokens cannot know the values in the paragraphs after them, and can do no better than guess.
+"""
+
+import math
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from regard.errors import DataError, SpecError
+from regard.files import new_folder
+
+TITLE, PARAGRAPH = 2, 4  # number of words, with the full stop
+Fact = tuple[int, int, int]  # (entity, attribute, value)
+
+
+@dataclass(frozen=True, slots=True)
+class FactDocuments:
+    """The distribution of the documents: their length, and the number of entities, attributes and values."""
+
+    paragraphs: int = 32
+    attributes: int = 4  # number of paragraphs about the title entity, and of facts in a summary
+    entities: int = 64
+    values: int = 32
+
+    def __post_init__(self) -> None:
+        """Raise SpecError if there are too few paragraphs, entities or values."""
+        for name, least in (("attributes", 1), ("entities", 2), ("values", 2), ("paragraphs", self.attributes)):
+            if getattr(self, name) < least:
+                raise SpecError(name, f"must be at least {least}, not {getattr(self, name)}")
+
+    def document(
+        self, title: int, places: Sequence[int], values: Sequence[int], others: Sequence[Fact]
+    ) -> tuple[str, str]:
+        """Return (document, summary). Fact n of the title is in paragraph `places[n]`; `others` are the rest."""
+        facts = {place: (title, n, value) for n, (place, value) in enumerate(zip(places, values, strict=True))}
+        rest = iter(others)
+        listed = [facts[i] if i in facts else next(rest) for i in range(self.paragraphs)]
+        source = [f"e{title} .", *(f"e{entity} a{attribute} v{value} ." for entity, attribute, value in listed)]
+        return " ".join(source), " ".join(f"e{title} a{n} v{value}" for n, value in enumerate(values))
+
+    def generate(self, count: int, seed: int | str = 1) -> Iterator[tuple[str, str]]:
+        """Yield `count` random pairs (document, summary). They depend only on the seed, on every machine."""
+        rng = random.Random(f"documents {seed}")
+        for _ in range(count):
+            title, places = rng.randrange(self.entities), rng.sample(range(self.paragraphs), self.attributes)
+            values = [rng.randrange(self.values) for _ in places]
+            others = [self._other(title, rng) for _ in range(self.paragraphs - self.attributes)]
+            yield self.document(title, places, values, others)
+
+    def _other(self, title: int, rng: random.Random) -> Fact:
+        entity = rng.randrange(self.entities - 1)
+        return entity + (entity >= title), rng.randrange(self.attributes), rng.randrange(self.values)
+
+    def write(self, folder: str | Path, train: int = 50_000, valid: int = 500, test: int = 1000, seed: int = 1) -> None:
+        """Write train.tsv, valid.tsv and test.tsv with these numbers of pairs into a new folder."""
+        if Path(folder).exists():
+            raise DataError(f"{folder} exists; choose another folder")
+        with new_folder(Path(folder)) as making:
+            for name, count in (("train", train), ("valid", valid), ("test", test)):
+                with open(making / f"{name}.tsv", "w", encoding="utf-8", newline="\n") as file:
+                    file.writelines(
+                        f"{source}\t{target}\n" for source, target in self.generate(count, f"{name} {seed}")
+                    )
+
+    @property
+    def words(self) -> int:
+        """Number of words in a document. The tokenizer `words` makes each of them one token."""
+        return TITLE + PARAGRAPH * self.paragraphs
+
+    @property
+    def labels(self) -> int:
+        """Number of labels of a summary: the words of its facts, and eos."""
+        return 3 * self.attributes + 1
+
+    def optimal_perplexity(self, max_len: int, extract: bool = False) -> float:
+        """Return the perplexity of the best possible model that reads at most `max_len` tokens of a document.
+
+            P = exp(K (1 - f) ln V / (3 K + 1))
+
+        K is the number of facts in a summary; its 3 K + 1 labels are the words of the facts and eos. V is the number of
+        values. f is the probability that a fact is among the n paragraphs whose values are read: n / N of all N
+        paragraphs, or min(n, K) / K if the paragraphs about the title entity come first (`extract`: the sources are
+        shortened with data.long=extract). A value that is not read is uniform, whatever else is read.
+        """
+        # The value is the third word of a paragraph.
+        n = min(self.paragraphs, max(0, (max_len - TITLE + 1) // PARAGRAPH))
+        read = min(n, self.attributes) / self.attributes if extract else n / self.paragraphs
+        return math.exp(self.attributes * (1 - read) * math.log(self.values) / self.labels)
