@@ -190,8 +190,8 @@ class Decoding:
     min_p: Annotated[
         float | None,
         sampling_option(
-            help="Min-p: sample only from tokens whose probability is at least this fraction of the most probable "
-            "token's."
+            help="Min-p: sample only from tokens whose probability is at least this fraction of the highest "
+            "token probability."
         ),
     ] = None
     seed: Annotated[int | None, sampling_option(min=0, help="Random seed for sampling.")] = None

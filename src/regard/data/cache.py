@@ -63,12 +63,18 @@ def size_limit() -> int:
 
 
 def timings_file(machine: str) -> Path:
-    """Return the path of the file with a machine's speed by number of threads. `machine` describes the machine."""
+    """Return the path of the file that stores the speed of a machine with each number of threads.
+
+    `machine` is a description of the machine.
+    """
     return cache_folder() / "threads" / f"regard-{hashlib.sha256(machine.encode()).hexdigest()[:16]}.json"
 
 
 def store_timings(path: Path, timings: Mapping[Any, Any]) -> None:
-    """Write a machine's timings by number of threads, unless the cache is disabled. Errors of writing are ignored."""
+    """Write a machine's timings to `path`. They map each number of threads to a speed.
+
+    Nothing is written if the cache is disabled. Errors of writing are ignored.
+    """
     with suppress(OSError, SpecError):
         if size_limit():
             path.parent.mkdir(parents=True, exist_ok=True)

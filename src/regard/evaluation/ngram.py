@@ -78,8 +78,9 @@ class KneserNey:
     def _keys(self, shorter: np.ndarray, tokens: np.ndarray) -> np.ndarray:
         """Return, for each token, an integer key of the n-gram that ends with the token.
 
-        `shorter` contains the index of the (n - 1)-gram that ends with each token, or -1 if the (n - 1)-gram is not in
-        the training text. The key is -1 if the (n - 1)-gram before the token is not in the training text.
+        `shorter` holds one index per token: the index of the (n - 1)-gram that ends with this token, or -1 if that
+        (n - 1)-gram is not in the training text. The returned key of a token is -1 if the (n - 1)-gram that ends with
+        the preceding token is not in the training text.
         """
         context = np.roll(shorter, 1)
         return np.where(context < 0, -1, context * (self.vocabulary + 1) + tokens)

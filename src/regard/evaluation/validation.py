@@ -41,7 +41,10 @@ class HeldOut:
 
 
 def measured(objective: Objective, tokenize: str, *more: Metric) -> list[Metric]:
-    """Return the metrics that validation measures besides the loss: the default metrics of the task, and `more`."""
+    """Return the metrics that validation measures besides the loss.
+
+    These are the default metrics of the task and the metrics in `more`. Each metric is returned once.
+    """
     usual = [METRICS[name]().with_tokenizer(tokenize) for name in objective.metrics]
     names = {each.name for each in usual} | {"loss"}
     return usual + [each for each in more if each.name not in names]

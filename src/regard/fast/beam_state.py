@@ -1,8 +1,9 @@
 """The state of a beam search as tensors: live beams, finished outputs and stopping, for many sources at a time.
 
-The results equal those of `regard.decoding.beam.search`. Given equal log-probabilities, the scores are bitwise equal,
-because both searches compare scores rounded to multiples of 1e-5 and break ties by the same rule. A source is marked
-`unsure` if a decision depends on finished outputs that were dropped because too many had the same score.
+The results equal those of `regard.decoding.beam.search`. Both searches compare scores rounded to multiples of 1e-5 and
+break ties by the same rule. Given equal log-probabilities, they therefore return the same outputs with bitwise equal
+scores. If too many finished outputs of a source have the same score, some are dropped. The source is marked `unsure` if
+a decision depends on the dropped outputs.
 """
 
 from collections.abc import Sequence

@@ -32,7 +32,7 @@ class TwoSidedSpec(ModelSpec):
 
 
 def check_sides(spec: TwoSidedSpec) -> None:
-    """Raise an error for an invalid vocabulary size, or for an input that a decoder cannot have."""
+    """Check the vocabulary sizes, and check that the decoder reads neither vectors nor several token types."""
     check_vocab("vocab", spec.vocab)
     check_vocab("target_vocab", spec.target_vocab)
     check_input(spec.input)

@@ -147,7 +147,7 @@ class KVCache(Rewritten):
     def append(
         self, k: Float[Tensor, "B G T K"], v: Float[Tensor, "B G T V"], view: View
     ) -> tuple[Float[Tensor, "B G S K"], Float[Tensor, "B G S V"], View]:
-        """Store new keys and values. Return all keys and values so far, and `view`, which has their positions."""
+        """Store new keys and values. Return all keys and values so far, and `view` unchanged."""
         if self.keys is None or self.values is None:
             self.keys = k.new_zeros(*k.shape[:2], self.rows.max_len, k.shape[3])
             self.values = v.new_zeros(*v.shape[:2], self.rows.max_len, v.shape[3])

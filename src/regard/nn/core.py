@@ -56,11 +56,11 @@ class Site:
         return replace(self, path=join(self.path, path), **changes)
 
     def error(self, name: str, message: str) -> SpecError:
-        """Return a `SpecError` about the field `name` of the spec at the path of this site."""
+        """Return a `SpecError` about the field `name` of the spec at this site. The message begins with the path."""
         return SpecError(join(self.path, name), message)
 
     def require(self, condition: bool, name: str, message: str) -> None:
-        """Raise a `SpecError` about the field `name` of the spec at the path of this site unless `condition` holds."""
+        """Check `condition`. If it is false, raise a `SpecError` about the field `name` of the spec at this site."""
         if not condition:
             raise self.error(name, message)
 

@@ -258,7 +258,7 @@ def reverse(x: Float[Tensor, "B T W"], lengths: Int[Tensor, " B"] | None) -> Flo
 
 
 def real_lengths(mask: Mask) -> Int[Tensor, " B"] | None:
-    """Return the number of real tokens in each batch row (None: no padding). Packed rows raise a `DataError`."""
+    """Return the number of tokens in each batch row, or None if there is no padding. Packed rows are an error."""
     if mask.packed:
         raise DataError("packed: a recurrence would carry its state from one text of a row into the next; pad instead")
     return None if mask.k_seg is None else (mask.k_seg != 0).sum(1)

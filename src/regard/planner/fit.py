@@ -29,7 +29,7 @@ def packs(model: ModelSpec, objective: Objective) -> bool:
 
 
 def packed(batching: Batching, longest: int) -> Packing:
-    """Return packed batching with the batch size of `batching`, in rows that hold an example of `longest` tokens."""
+    """Return packed batching with the batch size of `batching`. A row is long enough for `longest` tokens."""
     tokens, length = getattr(batching, "tokens", None) or 0, max(128, -(-longest // 8) * 8)
     return Packing(max(tokens, length), length)
 

@@ -144,7 +144,7 @@ class TrainingBudget:
 def _batches(
     batching: Batching, budget: TrainingBudget, train: TrainSpec, longest: int, why: list[str]
 ) -> tuple[Batching, int]:
-    """Return (batching, tokens per batch), with batches small enough for a few thousand steps in the time."""
+    """Return the batching and the number of tokens per batch, such that a few thousand steps fit in the time budget."""
     if (given := getattr(batching, "tokens", None)) is not None:
         return batching, given
     small = _smallest(budget.text, budget.candidate, budget.hardware)

@@ -317,7 +317,10 @@ def evaluate(  # noqa: PLR0913  # the options of the command line
 
 
 def refuse_ignored(options: dict[str, bool], why: str) -> None:
-    """Raise an error if one of `options` (name -> True if given) is given. It would be ignored for the reason `why`."""
+    """Raise an error if the user gave one of the `options`, which would be ignored for the reason `why`.
+
+    `options` maps the name of each option to True if the user gave it.
+    """
     for name, is_given in options.items():
         if is_given:
             raise SpecError(name, f"would be ignored: {why}; leave it out")

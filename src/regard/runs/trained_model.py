@@ -201,8 +201,9 @@ class TrainedModel:
 
         A string is tokenized and scored with eos. In a pair (source, target), the target is scored, and a long source
         is truncated as in `translate`. A model that was trained on one stream of text has no bos and scores each text
-        as if it followed a line feed. In an `Output`, the generated tokens are scored given the source or prompt, and
-        eos is included if the output ended. The score equals `Output.log_prob`, except for rounding.
+        as if it followed a line feed. If a text is an `Output`, its generated tokens are scored given its source or
+        prompt. If the output ended with eos, eos is scored too. The score of an `Output` equals `Output.log_prob`,
+        except for rounding.
 
         `first` is the index of the first text in the input, for messages.
         """

@@ -321,7 +321,7 @@ class Trainer:
             )
 
     def counts(self) -> dict[str, int | float]:
-        """Return the counts that modules of the model (such as experts) report since the last call, summed by name."""
+        """Return the counts of modules such as experts since the last call. Counts with the same name are summed."""
         totals: dict[str, Tensor] = {}
         for part in self.reporting:
             for name, count in part.report().items():

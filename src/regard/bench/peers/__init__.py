@@ -12,7 +12,11 @@ from regard.errors import nearest
 
 @dataclass(frozen=True)
 class Peer:
-    """Another library. The function `training_model` or `decoding_models` of `module` returns its models for a task."""
+    """Another library that is benchmarked.
+
+    `module` has the functions `training_model` (for the task "train") and `decoding_models` (for the task "decode").
+    They return models of this library. A module lacks the function of a task that is not in `tasks`.
+    """
 
     name: str
     title: str

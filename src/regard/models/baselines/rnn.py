@@ -153,9 +153,9 @@ class RecurrentDecoder(Spec):
     context]). With "bottom" (Wu et al. 2016), the state of the lowest layer is the query, and the context vector is
     concatenated to the input of every layer above the lowest.
 
-    With `input_feeding`, a vector from the previous step is concatenated to the input of the lowest layer: the context
-    vector ("context") or, with `query` "top", the decoder's output ("output"). Tokens are then processed one at a time.
-    With "none", each layer processes all tokens at once.
+    With `input_feeding` "context", the context vector of the previous step is concatenated to the input of the lowest
+    layer. With "output", it is the decoder's output of the previous step instead; this requires `query` "top". In both
+    cases, tokens are processed one at a time. With "none", each layer processes all tokens at once.
     """
 
     kind = "recurrent_decoder"
@@ -178,7 +178,7 @@ class RecurrentDecoder(Spec):
         require(attends is not None or fed == "none", "input_feeding", needed)
         above = "with query 'bottom', a second layer must read the context vector; use at least 2 layers"
         require(top or self.depth >= 2, "depth", above)
-        no_output = "with query 'bottom', there is no output to feed; use 'found' or 'none'"
+        no_output = "with query 'bottom', there is no output to feed; use 'context' or 'none'"
         require(top or fed != "output", "input_feeding", no_output)
 
     def build(self, memory: int, encoder: list[Shape], site: Site) -> "RecurrentDecoderModule":

@@ -130,7 +130,7 @@ class EvolvedDecoderConvModule(TwoConvolutions):
 
 
 def _within(stream: Float[Tensor, "B N D"], wide: KernelExtent, narrow: KernelExtent) -> Float[Tensor, "B n D"]:
-    """Crop the padding of `stream` from the extent of the kernel `wide` to that of the kernel `narrow`."""
+    """Crop `stream`, which is padded for the kernel `wide`, to the padding that the kernel `narrow` needs."""
     return stream[:, wide.left - narrow.left : stream.shape[1] - (wide.right - narrow.right)]
 
 

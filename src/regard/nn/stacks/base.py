@@ -77,7 +77,7 @@ def stack_site(spec: Any, site: Site) -> Site:
 
 @dataclass(frozen=True, slots=True)
 class StackOut:
-    """The output x of a stack, and the segment of each output token (0: padding), because stacks may shorten texts."""
+    """The output `x` of a stack and the segment of each output token (0: padding). A stack may shorten texts."""
 
     x: Float[Tensor, "B T2 D"]
     seg: Int[Tensor, "B T2"] | None

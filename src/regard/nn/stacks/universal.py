@@ -23,9 +23,9 @@ from regard.nn.stacks.base import Stack, StackOut, StackSpec, check_stack, share
 class Universal(StackSpec):
     """One block, applied `before` + `steps` + `after` times with the same weights. Dehghani et al. 2019.
 
-    Before each of the `steps` applications in the middle, sqrt(d_model) e_n is added to the hidden states, where e_n is
-    a learned embedding of step n. As in Narang et al. 2021, the number of steps is fixed, and position embeddings are
-    not added at each step.
+    Before the n-th of the `steps` applications in the middle, sqrt(d_model) * e_n is added to the hidden states. The
+    vector e_n is a learned embedding of step n. As in Narang et al. 2021, the number of steps is fixed, and position
+    embeddings are not added at each step.
     """
 
     kind = "universal"
