@@ -144,7 +144,7 @@ class Fit(NamedTuple):
     steady: bool = True  # True: the rows are in the pool
 
     def error(self, variance: np.ndarray, freedom: int, least: bool = False) -> tuple[np.ndarray, np.ndarray]:
-        """Return (standard errors, degrees of freedom) of the effects, given the variance (..., R) of one run."""
+        """Return the effects' standard errors and their degrees of freedom, given the variance (..., R) of one run."""
         of_base = np.broadcast_to(self.base[..., None, :], (*variance.shape, self.base.shape[-1]))
         parts = np.concatenate([variance[..., None] / self.runs, of_base], -1)
         df = _freedom(parts, np.array([freedom, *self.freedom[1:]]))
@@ -186,7 +186,7 @@ class Rule:
         return min(1.0, max(left * row.pooled.p_value(row.effect), self.confirms * own))
 
     def half(self, pooled: Error, own: Error, steady: bool, left: int) -> float:
-        """Return half the width of the interval around an effect that excludes 0 if and only if it is significant."""
+        """Return half the width of an effect's interval, which excludes 0 if and only if the effect is significant."""
         if self.alone(steady, left):
             return own.half(self.level / left)
         return max(pooled.half(self.level / left), own.half(self.level / self.confirms))
@@ -334,7 +334,7 @@ def fitted(base: Runs, rows: Mapping[str, Runs]) -> tuple[Fits, Spread]:
 
 
 def paired(base: np.ndarray, rows: np.ndarray, further: np.ndarray) -> Fit:
-    """Return the fit of `rows` (..., R, n) and `base` (..., n), paired by seed, and `further` (..., m) base runs."""
+    """Return the fit of `rows` (..., R, n) and `base` (..., n), paired by seed, and of `further` (..., m) base runs."""
     (R, n), m = rows.shape[-2:], further.shape[-1]
     if R * (n - 1) < FEW:
         return unpaired(base, rows, further)

@@ -236,7 +236,7 @@ class Loading:
         return {name: value for name, value in asdict(self).items() if name != "threads"}
 
     def load(self, path: str, device: str | None = None, mapped: bool = False) -> "TrainedModel":
-        """Return the trained model in the folder `path`, loaded onto `device`. If that is None, use `--device`."""
+        """Return the trained model in the folder `path`, loaded onto `device` (default: that of `--device`)."""
         from regard.runs.trained_model import load
 
         options: dict[str, Any] = self.keywords() | {"device": device or self.device}

@@ -155,7 +155,7 @@ class BatchLoader:
         yield from (self.item(plan, position) for position in range(len(plan)))
 
     def after(self, place: Place) -> Iterator[tuple[Item, Place]]:
-        """Yield (batch, place of the next batch) endlessly, beginning with the batch at `place`.
+        """Yield batches endlessly, beginning with the batch at `place`, each with the place of the batch that follows.
 
         The plan of the next epoch is computed in the background. In the first epoch, this starts only in the middle of
         the epoch, because short training may never need a second epoch.
@@ -210,7 +210,7 @@ class Prefetch:
         return False
 
     def next(self) -> tuple[Item, Place]:
-        """Return (batch, place): the next batch, and the `Place` of the batch that follows."""
+        """Return the next batch, and the `Place` of the batch that follows."""
         entry = self._queue.get()
         if isinstance(entry, BaseException):
             self._queue.put(entry)  # the thread has ended, so the next call raises again

@@ -36,9 +36,9 @@ class Sample:
                 self._size = sum(kept[-1] for kept in self._kept)
 
     def records(self, held_out: Sequence[bytes] | None = None) -> tuple[list[Record], float]:
-        """Return (sample, share): the sampled examples in the order of the text, and their share of all characters.
+        """Return the sampled examples in the order of the text, and their share of all characters.
 
-        If given, `held_out` has one byte per example of each corpus, and examples with a nonzero byte are left out.
+        `held_out`, if given, has one byte per example of each corpus. Examples with a nonzero byte are left out.
         """
         left = [kept for kept in self._kept if held_out is None or not held_out[kept[1]][kept[2]]]
         if self._below == WHOLE and self._size <= self.limit:

@@ -557,7 +557,7 @@ def _visible(text: str) -> str:
 
 
 def _load_guarded(document: Document, unknown: int | None) -> tuple[tokenizers.Tokenizer, dict[int, str]]:
-    """Return (the library's tokenizer, {id: control token}). In this tokenizer, no text encodes to a control token.
+    """Return a tokenizer of the library that encodes no text to a control token, and the dict {id: control token}.
 
     The option `encode_special_tokens` is not enough, because a Unigram model has "</s>" in its vocabulary and would
     match it in a text. Control tokens therefore get random names in memory. The file is unchanged.

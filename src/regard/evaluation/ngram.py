@@ -67,7 +67,7 @@ class KneserNey:
         return np.log(p)
 
     def _laid(self, rows: Column) -> tuple[np.ndarray, np.ndarray]:
-        """Return (tokens, predicted): all tokens with padding before every text; the indices of predicted tokens."""
+        """Return all tokens, with padding before every text, and the indices of the tokens that are predicted."""
         padded = rows.between((self.vocabulary,) * (self.order - 1), ())
         tokens = np.asarray(padded.ids).astype(np.int64)
         first = np.zeros(len(tokens), np.bool_)  # the padding and the first token of each row

@@ -292,7 +292,7 @@ class BeamState:
 def paths(
     token: np.ndarray, parent: np.ndarray, value: np.ndarray, steps: np.ndarray, beam: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return (token ids, log-probabilities) of the outputs that end after `steps` steps in beam `beam`.
+    """Return the token ids and log-probabilities of the outputs that end after `steps` steps in beam `beam`.
 
     Each output is traced back through its parent beams. `token`, `parent` and `value` have the shape (sources, steps,
     beams); `steps` and `beam` have the shape (sources, n); the results have the shape (sources, n, steps).

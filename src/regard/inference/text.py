@@ -205,7 +205,7 @@ class Texts:
         return ids, ended
 
     def _bound(self, search: Search, constraints: Constraints) -> tuple[Search, TokenConstraints]:
-        """Return (search, constraints): the search without constraints, and all constraints combined, in token ids."""
+        """Return the search without its constraints, and all constraints combined, in token ids."""
         own: tuple[Constraint, ...] = getattr(search, "constraints", ())
         rules = bind_all((*constraints.parts(), *own), self.target)
         return (replace(search, constraints=()) if own else search), rules  # type: ignore[call-arg]

@@ -130,7 +130,7 @@ BAGS = {torch.ops.aten._embedding_bag: _bag, torch.ops.aten._embedding_bag_forwa
 
 
 def _counted(model: Model, batch: Batch) -> tuple[dict[str, float], float]:
-    """Return (FLOPs keyed by module name, total FLOPs) of a forward pass, without those spent on padding."""
+    """Return the FLOPs of a forward pass, keyed by module name, and their total. FLOPs for padding are left out."""
     idle: Counter[str] = Counter()
 
     def note(name: str, module: Idle) -> Any:

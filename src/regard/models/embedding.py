@@ -92,7 +92,7 @@ class Inputs(nn.Module):
 
 
 def value_form(channels: int) -> tuple[tuple[int, ...], str]:
-    """Return (shape, description) of one input value: a vector with `channels` channels, or a token id (0 channels)."""
+    """Return the shape and a description of an input value. With 0 `channels`, it is a token id, otherwise a vector."""
     return ((channels,), f"vectors (B, T, {channels})") if channels else ((), "token ids (B, T)")
 
 

@@ -48,7 +48,7 @@ PEERS = (
 
 
 def chosen(names: Sequence[str] | None, task: str) -> tuple[list[Peer], list[Peer]]:
-    """Return (libraries to benchmark, libraries left out because they are not installed).
+    """Return the libraries to benchmark, and the libraries that are left out because they are not installed.
 
     The libraries in `names` must be installed. If `names` is None, all libraries that support `task` are considered.
     """

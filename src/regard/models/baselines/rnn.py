@@ -257,7 +257,7 @@ class RecurrentEncoderModule(nn.Module):
     def forward(
         self, x: Float[Tensor, "B S D"], lengths: Int[Tensor, " B"] | None
     ) -> tuple[Float[Tensor, "B S M"], States]:
-        """Return (output at every token, final state of every layer)."""
+        """Return the output at every token, and the final state of every layer."""
         last = []
         for layer, added in zip(self.layers, self.added, strict=True):
             y, state = layer(x, lengths)
@@ -340,7 +340,8 @@ class RecurrentDecoderModule(nn.Module):
     ) -> Float[Tensor, "B T D"]:
         """Return the decoder's output for the next tokens, and update the decoder state.
 
-        The new state is the state after the first `lengths` tokens of each row (None: after all tokens).
+        The new state is the state after the first `lengths` tokens of each row. If `lengths` is None, it is the state
+        after all tokens.
         """
         h, context, y = (self.run_stepwise if self.fed else self.run_parallel)(x, decoder_state, attention, lengths)
         if self.query_layers < len(self.cells):
@@ -357,7 +358,7 @@ class RecurrentDecoderModule(nn.Module):
         attention: "DecoderAttention",
         lengths: Int[Tensor, " B"] | None,
     ) -> tuple[Float[Tensor, "B T D"], Float[Tensor, "B T C"] | None, Float[Tensor, "B T D"]]:
-        """Return (query states, context vectors, output combined from both), for all tokens in parallel."""
+        """Compute all tokens in parallel. Return query states, context vectors, and the output combined from both."""
         h = self.run_layers(x, None, decoder_state.states, range(self.query_layers), lengths)
         context = attention(self, h) if self.context_width else None
         return h, context, self.combine(h, context)
@@ -483,7 +484,7 @@ class RecurrentModel(TwoSided):
         self.head = spec.head.build(vocab, target.inside("head"))
 
     def encode(self, batch: Batch) -> tuple[Float[Tensor, "B S M"], States]:
-        """Return (encoder's output at every token, final state of every encoder layer)."""
+        """Return the encoder's output at every token, and the final state of every encoder layer."""
         x, view = self.read_source(batch)
         return self.encoder(x, real_lengths(view.mask))
 
