@@ -190,7 +190,7 @@ class Texts:
         self._warn_about_output(number + 1, search, ids, read)
 
     def _growing(self, steps: Iterator[list[Piece]]) -> Growing:
-        """Yield each new piece of an output as it is generated. Return (all ids, whether the output ended with eos)."""
+        """Yield the pieces of an output as they are generated. Return all ids, and whether eos ended the output."""
         ids: list[int] = []
         yielded, ended = "", False
         for pieces in steps:

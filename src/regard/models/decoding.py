@@ -40,7 +40,7 @@ class Decoding:
             state.reorder(parent)
 
     def droppable(self) -> bool:
-        """Return whether `keep` can drop rows: shapes must not be static, and cached states must be `Droppable`."""
+        """Return whether `keep` can drop rows. Shapes must not be static, and cached states must be `Droppable`."""
         return not self.rows.static and all(isinstance(state, Droppable) for state in flat(self.states))
 
     def keep(self, sources: Int[Tensor, " s"]) -> None:

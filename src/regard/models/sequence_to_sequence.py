@@ -72,7 +72,7 @@ class TwoSided(LanguageModel):
     def read_target(
         self, batch: Batch, memory: Memory, losses: list[Tensor] | None, trace: Trace | None
     ) -> tuple[Float[Tensor, "B T D"], Context]:
-        """Return (embeddings, context) of a whole target. The `Context` contains the decoder's masks and `memory`."""
+        """Return the embeddings and the `Context` of a whole target. The context has the masks and `memory`."""
         target, T, S = batch.target, batch.target.shape[1], memory.x[0].shape[1]
         own = own_mask(batch, batch.target_pos, batch.target_seg, causal=True)
         cross = replace(own, causal=False, q_pos=None, k_pos=None, k_seg=memory.seg)
@@ -80,7 +80,7 @@ class TwoSided(LanguageModel):
         return self.embed("target", target, own, T), Context(*views, memory, losses, trace)
 
     def read_next(self, ids: Int[Tensor, "B T"], decoding: Decoding) -> tuple[Float[Tensor, "B T D"], Context]:
-        """Return the embeddings and the `Context` of new tokens in decoding. The context has the masks and `memory`."""
+        """Return the embeddings and the `Context` of new tokens. The context has the masks and the memory."""
         own = decoding.own_view(ids.shape[1])
         context = Context(own, decoding.cross_view(own.T), decoding.memory, trace=decoding.trace)
         return self.embed("target", ids, own.mask, own.S), context

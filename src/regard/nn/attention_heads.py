@@ -93,7 +93,7 @@ def beams_apart(y: Float[Tensor, "b H N W"], beams: int, T: int) -> Float[Tensor
 
 
 def factor(scale: Scale, d_head: int) -> float:
-    """Return the factor of the attention scores: 1 / sqrt(d_head) for "sqrt", 1 for "none", or `scale` if a number."""
+    """Return the factor of the attention scores. It is 1 / sqrt(d_head) for "sqrt", 1 for "none", or a given number."""
     factors: dict[Scale, float] = {"sqrt": 1.0 / math.sqrt(d_head), "none": 1.0}
     return float(factors.get(scale, scale))
 

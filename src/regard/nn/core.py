@@ -67,8 +67,8 @@ class Site:
     def linear(self, d_in: int, widths: Mapping[Role, int], *, bias: bool | None = None) -> nn.Module:
         """Return a linear layer from d_in to sum(widths) channels, with separately initialised weights for each role.
 
-        All projections are built here, so one field of the model spec can replace all linear layers (Fixup, LoRA), and
-        another one their initialisation.
+        All projections are built here. One field of the model spec can therefore replace all linear layers (Fixup,
+        LoRA), and another field their initialisation.
         """
         projection = self.linear_.build(d_in, widths, bias, self)
         projection.row_widths = dict(widths)  # type: ignore[reportAttributeAccessIssue]  # for regard.weights

@@ -89,7 +89,7 @@ class Mask:
         return counts.gather(1, self.q_seg.long())
 
     def positions(self, T: int, S: int, device: torch.device) -> tuple[Int[Tensor, "#b T"], Int[Tensor, "#b S"]]:
-        """Return (q, k): the positions of the T queries and of the S keys."""
+        """Return the positions of the T queries and of the S keys."""
         return self.queries(T, device), torch.arange(S, device=device)[None] if self.k_pos is None else self.k_pos
 
     def queries(self, T: int, device: torch.device) -> Int[Tensor, "#b T"]:

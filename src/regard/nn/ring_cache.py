@@ -14,8 +14,8 @@ from regard.nn.terms import Terms
 class RingCache(Rewritten):
     """Key-value cache of the first `first` tokens and of the last `size` tokens of each batch row.
 
-    Position p is stored in slot p if p < first, and otherwise in slot first + (p - first) mod size, where it overwrites
-    the key of the token that no later query attends to. The memory does not grow with the number of tokens.
+    Position p is stored in slot p if p < first, and otherwise in slot first + (p - first) mod size. There it overwrites
+    the key of a token that no later query attends to. The memory does not grow with the number of tokens.
     """
 
     def __init__(self, rows: Rows, first: int, size: int) -> None:
@@ -76,7 +76,7 @@ class RingCache(Rewritten):
         return torch.where(position < self.first, position, self.first + (position - self.first) % self.size)
 
     def positions(self, last: Int[Tensor, "B 1"], empty: Int[Tensor, "B 1"]) -> Int[Tensor, "B R"]:
-        """Return the position of the token in each slot when the newest token is at `last`; `empty` for empty slots."""
+        """Return the position of the token in each slot, or `empty` for empty slots. The newest token is at `last`."""
         slot = torch.arange(self.first + self.size, device=last.device)
         newest = last - (last - slot) % self.size  # the largest position up to `last` in this slot of the ring
         at = torch.where(slot < self.first, slot, newest)

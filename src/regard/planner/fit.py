@@ -20,7 +20,7 @@ from regard.tree import get_at, leaves, walk
 
 
 def packs(model: ModelSpec, objective: Objective) -> bool:
-    """Return whether texts can be packed: no text has a label, and no part of the model shortens or mixes rows."""
+    """Return whether texts can be packed. They cannot if texts have labels, or if the model shortens or mixes rows."""
     if not objective.packs or objective.stream:
         return False
     parts = list(walk(model))

@@ -177,7 +177,7 @@ def _optimizer(objective: Objective, candidate: Candidate, hardware: Hardware, g
 
 
 def _pooled(spec: ModelSpec) -> tuple[str | None, float | None]:
-    """Return (pooling, word dropout) of a model, or None for a setting that the model does not have."""
+    """Return pooling and word dropout of a model. Each is None if the model does not have this setting."""
     task, tokens = getattr(spec, "task", None), getattr(spec, "input", None)
     return getattr(task, "pool", None), getattr(tokens, "word_dropout", None)
 

@@ -38,7 +38,7 @@ class Test:
     stride: int | None = None  # tokens between the windows of a stream; None: half a window
 
     def only(self, *names: str) -> None:
-        """Raise an error if a file option is given that is not listed in `names`, because it would be ignored."""
+        """Raise an error if a file option that is not listed in `names` is given, because it would be ignored."""
         for name in ("source", "reference", "tsv", "text", "labelled"):
             if name not in names and getattr(self, name) is not None:
                 raise SpecError(f"--{name}", "would be ignored here; leave it out")

@@ -465,7 +465,7 @@ def read_tokenizers(folder: RunFolder, objective: Objective) -> dict[str, Tokeni
 def _weights(
     folder: RunFolder, recipe: Recipe, average: int | None, step: int | None
 ) -> tuple[list[int], Metrics, dict[str, torch.Tensor]]:
-    """Return (steps, scores, weights) for the arguments of `load`; `steps` are the training steps of the weights."""
+    """Return the training steps, the validation scores and the weights for the arguments of `load`."""
     if step is not None:
         if step not in folder.steps():
             kept = ", ".join(str(s) for s in folder.steps()) or "none"
@@ -488,7 +488,7 @@ def _weights(
 
 
 def _about_final(folder: RunFolder) -> tuple[list[int], Metrics]:
-    """Return (steps, scores) of the final weights: the steps of the averaged checkpoints, and the validation scores."""
+    """Return the steps of the checkpoints averaged in the final weights, and the validation scores of these weights."""
     about = read_about(folder.final)
     try:
         steps, scores = json.loads(about["steps"]), json.loads(about["scores"])

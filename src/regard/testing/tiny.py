@@ -238,7 +238,7 @@ def streams(spec: ModelSpec) -> dict[str, tuple[Spec, ...]]:
 
 
 def order(parts: Sequence[Spec], causal: bool) -> tuple[str | None, bool]:
-    """Return (kind, may): the kind of a part for which token order matters (None: no part), and whether it may matter.
+    """Return the `kind` of a part for which token order matters, or None, and `may`: whether token order may matter.
 
     With a causal mask, order always matters, so only parts that use positions count for `kind`. `may` is True for
     layers that depend on order, and for attention patterns, which may mask nothing in a short row.
@@ -294,7 +294,7 @@ def collate(
     task = getattr(spec, "task", None)
 
     def arrange(sequences: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Return (ids, segment numbers, positions or None)."""
+        """Return the ids, the segment numbers, and the positions (or None)."""
         if packed:
             return pack([sequences], sum(map(len, sequences)) + extra)
         return (*pad(sequences, max(map(len, sequences)) + extra), None)

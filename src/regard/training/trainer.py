@@ -411,7 +411,7 @@ class Trainer:
         self.emit("save")
 
     def final_weights(self) -> tuple[list[int], dict[str, Tensor], Metrics]:
-        """Return (steps, weights, metrics) of the averaged checkpoints, or of the best checkpoint if that is better."""
+        """Return steps, weights and metrics of the averaged checkpoints, or of the best checkpoint if it is better."""
         progress = self.progress
         best = progress.best if self.spec.choose == "best" else []
         steps = best or progress.saved[-self.spec.average :]

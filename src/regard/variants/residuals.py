@@ -40,7 +40,7 @@ def scaled_attention(m: Any) -> Any:
 
 
 def rezero(norm: Callable[[Norm], Norm]) -> Edit:
-    """Return a function that uses ReZero's residual connections, x + alpha f(norm(x)) with a learned scalar alpha.
+    """Return a function that uses ReZero's residual connections, x + alpha * f(norm(x)) with a learned scalar alpha.
 
     In a model with T5's initialisation, attention scores become scaled, and the initialisation becomes `FanIn`. (T5
     does not scale scores but initialises query weights with smaller values instead.)

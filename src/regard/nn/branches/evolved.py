@@ -41,7 +41,7 @@ class EvolvedEncoderConv(BranchSpec):
     """The convolutions of an Evolved Transformer encoder block.
 
     h = norm(relu(x W) + [relu(conv_3(x)), 0]), y = [separable_9(h), 0]. Indices are kernel sizes, and [a, 0] pads a
-    with zero channels. For d = d_model, x W has 4 d channels, and both convolutions have d / 2 output channels. A
+    with zero channels. For d = d_model, x W has 4 * d channels, and both convolutions have d / 2 output channels. A
     separable convolution is a depthwise convolution followed by a pointwise projection, both with biases.
     """
 
@@ -59,7 +59,7 @@ class EvolvedDecoderConv(BranchSpec):
     """The convolutions of an Evolved Transformer decoder block.
 
     h = norm(relu(separable_11(x)) + [separable_7(x), 0]), y = separable_7(h). Indices are kernel sizes, and [a, 0] pads
-    a with zero channels. For d = d_model, the convolutions have 2 d, d / 2 and d output channels.
+    a with zero channels. For d = d_model, the convolutions have 2 * d, d / 2 and d output channels.
     """
 
     kind = "evolved_decoder_conv"

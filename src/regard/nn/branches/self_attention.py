@@ -27,7 +27,7 @@ from regard.nn.ring_cache import Cache, kv_cache
 
 @dataclass(frozen=True, slots=True)
 class SelfAttention(BranchSpec):
-    """Self-attention (Vaswani et al. 2017): concat_h(softmax(scale q_h k_h') v_h) W_o, with q, k, v projected from x.
+    """Self-attention (Vaswani et al. 2017): concat_h(softmax(scale * q_h k_h') v_h) W_o with q, k, v projected from x.
 
     If `kv_heads` is below `heads`, query heads share key-value heads: grouped-query attention (Ainslie et al. 2023).
     `query_key_norm` normalises the queries and keys of each head (Henry et al. 2020).
@@ -88,7 +88,7 @@ class SelfAttentionModule(Branch):
     def split(
         self, qkv: Float[Tensor, "B T W"], view: View
     ) -> tuple[Float[Tensor, "B H T K"], Float[Tensor, "B G T K"], Float[Tensor, "B G T V"]]:
-        """Return (q, k, v): the fused projection split by head, with query-key norm and position scheme applied."""
+        """Return q, k and v: the fused projection split by head, with query-key norm and position scheme applied."""
         q, k, v = map(view.shift, qkv.split_with_sizes(self.widths, -1))
         q = view.rotate(self.query_norm(split_heads(q, self.heads)))
         k = view.rotate(self.key_norm(split_heads(k, self.kv_heads)))

@@ -20,7 +20,7 @@ from regard.tree import Spec, walk
 
 
 def check_stack(spec: Any, pattern: tuple[Block, ...]) -> None:
-    """Raise a `SpecError` for a stack without blocks, or with attention options (positions, ...) but no attention."""
+    """Raise a `SpecError` for a stack without blocks, or for options of attention if no block has attention."""
     require(len(pattern) > 0, "pattern", "a stack needs at least one block")
     require(
         len({other.heads for other in spec.positions}) == len(spec.positions),
@@ -38,7 +38,7 @@ def check_stack(spec: Any, pattern: tuple[Block, ...]) -> None:
 
 
 def check_shared(position: Position | None, positions: tuple[AtHeads, ...], spec: Spec, site: Site) -> None:
-    """Raise a `SpecError` for a position scheme of the stack that no layer uses: its parameters would not be trained.
+    """Raise a `SpecError` if no layer uses a position scheme of the stack, because it would not be trained.
 
     An attention layer uses the scheme of the stack for its number of heads, unless the layer has its own scheme.
     """
@@ -130,7 +130,7 @@ class Stack(nn.Module):
 def shared_positions(
     position: Position | None, positions: tuple[AtHeads, ...], site: Site
 ) -> tuple[PositionTerms | None, nn.ModuleDict]:
-    """Build (default, others): the position scheme of the stack, and other schemes keyed by number of heads."""
+    """Build the position scheme of the stack, and its other schemes, which are keyed by number of heads."""
     others = {
         str(other.heads): other.position.build(site.inside(f"positions[{i}].position", heads=other.heads))
         for i, other in enumerate(positions)

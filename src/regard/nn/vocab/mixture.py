@@ -47,7 +47,7 @@ class MixtureOfSoftmaxesModule(Head):
         self.label_smoothing, self.vocab = spec.label_smoothing, vocab
 
     def components(self, h: Float[Tensor, "*n D"]) -> tuple[Float[Tensor, "*n K"], Float[Tensor, "*n K D"]]:
-        """Return (log_pi, c): log pi_k and the vector c_k of every component k."""
+        """Return log pi_k and the vector c_k of every component k."""
         h = h * self.factor
         contexts = torch.stack([context(h) for context in self.contexts], -2).tanh()
         return widen(self.prior(h)).log_softmax(-1), contexts
