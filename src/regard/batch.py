@@ -124,7 +124,7 @@ def readable(seg: Tensor) -> bool:
 
 
 def require_data(condition: bool, message: str) -> None:
-    """Raise a DataError unless the condition holds."""
+    """Raise a DataError if the condition is false."""
     if not condition:
         raise DataError(message)
 

@@ -295,8 +295,9 @@ def evaluate(
 ) -> None:
     """Measure the quality of a trained model on test text.
 
-    The default metrics are, for a translation model: BLEU, chrF and TER (with signatures), exact match and perplexity;
-    for a classifier: accuracy and Matthews correlation; for a language model: loss, perplexity and bits per byte.
+    The default metrics of a translation model are BLEU, chrF and TER (with signatures), exact match and perplexity.
+    Those of a classifier are accuracy and Matthews correlation. Those of a language model are loss, perplexity and bits
+    per byte.
 
     With --against, a paired bootstrap tests whether the two models differ by more than chance.
     """

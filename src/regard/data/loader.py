@@ -171,7 +171,7 @@ class BatchLoader:
 
 
 def _windows(stream: Column, starts: np.ndarray, length: int) -> tuple[dict[str, Column], list[np.ndarray]]:
-    """Return (columns, rows) for windows of a text. Each window is an example of `length` + 1 tokens, in its own row.
+    """Return columns and rows for windows of a text. Each window is an example of `length` + 1 tokens in its own row.
 
     A window at the end of the text may be shorter.
     """

@@ -67,7 +67,7 @@ class TokenConstraints:
                 raise SpecError("required", message)
 
     def check(self, ends: SpecialTokens) -> None:
-        """Raise SpecError if a sequence contains bos, eos or padding, except if bos or padding alone is banned."""
+        """Raise SpecError if a sequence contains bos, eos or padding. Banning only bos or only padding is allowed."""
         for name, sequences in (("prefix", (self.prefix,)), ("banned", self.banned), ("required", self.required)):
             for sequence in sequences:
                 special = {ends.eos, *ends.never}.intersection(sequence)

@@ -95,7 +95,7 @@ def _order(keys: np.ndarray, counts: np.ndarray, contexts: np.ndarray, size: int
 def discounts(counts: np.ndarray) -> np.ndarray:
     """Return the discounts for n-grams with a count of 0, 1, 2, and at least 3.
 
-    D_i = i - (i + 1) Y n_{i+1} / n_i with Y = n_1 / (n_1 + 2 n_2), where n_i is the number of entries of `counts`
+    D_i = i - (i + 1) * Y * n_{i+1} / n_i with Y = n_1 / (n_1 + 2 * n_2). Here n_i is the number of entries of `counts`
     that equal i (Chen and Goodman, 1999).
     """
     n = [float((counts == i).sum()) for i in range(5)]

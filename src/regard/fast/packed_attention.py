@@ -126,7 +126,7 @@ def _backward_q(
     H, T, S, scale, share,
     CAUSAL: tl.constexpr, DROPS: tl.constexpr, K: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Write the gradient dq for a block of queries, and `fall` = sum(y dy) per query, which `_backward_kv` reads."""
+    """Write the gradient dq for a block of queries, and `fall` = sum(y * dy) per query, which `_backward_kv` reads."""
     head = tl.program_id(1)
     b, h = (head // H).to(tl.int64), (head % H).to(tl.int64)
     rows = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)

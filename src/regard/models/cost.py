@@ -64,7 +64,7 @@ def cost(spec: ModelSpec, length: int = 128) -> Cost:
 
 
 def _owners(model: Model) -> Iterator[tuple[str, str]]:
-    """Yield (module name, part name) for the modules to which parameters and FLOPs are assigned.
+    """Yield the module name and the part name of every module to which parameters and FLOPs are assigned.
 
     A branch belongs to a part named by its stack and class, such as `decoder.self_attention`. In a block that is not a
     `BlockModule`, each submodule is a part, named as in the block. All other parts are named as in the model.

@@ -14,10 +14,10 @@ from regard.nn.pattern import AttentionPattern, Span, blocks_of, distances
 class BigBird(AttentionPattern):
     """Attention to nearby, global and random blocks of `size` tokens (Zaheer et al. 2020), for bidirectional stacks.
 
-    A query of block a attends to block b if one of these conditions is true, where n is the number of blocks: window:
-    |a - b| <= (window - 1) / 2. Global: a or b is the first or the last block. Random: b is one of the `random` blocks
-    of a. Random block number r of a is drawn from the blocks r * n / random ... (r + 1) * n / random - 1, by a hash of
-    a, r and `seed`, so that no table is stored. The paper draws it from all blocks.
+    A query of block a attends to block b if one of these conditions is true. Window: |a - b| <= (window - 1) / 2.
+    Global: a or b is the first or the last block. Random: b is one of the `random` blocks of a. Random block number r
+    of a is drawn from the blocks r * n / random ... (r + 1) * n / random - 1, where n is the number of blocks. It is
+    chosen by a hash of a, r and `seed`, so that no table is stored. The paper draws it from all blocks.
     """
 
     kind = "big_bird"

@@ -68,7 +68,7 @@ class Site:
         """Return a linear layer from d_in to sum(widths) channels, with separately initialised weights for each role.
 
         All projections are built here. One field of the model spec can therefore replace all linear layers (Fixup,
-        LoRA), and another field their initialisation.
+        LoRA). Another field can replace their initialisation.
         """
         projection = self.linear_.build(d_in, widths, bias, self)
         projection.row_widths = dict(widths)  # type: ignore[reportAttributeAccessIssue]  # for regard.weights

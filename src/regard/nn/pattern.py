@@ -298,7 +298,7 @@ class AnyOf(AttentionPattern):
 
 @dataclass(frozen=True, slots=True)
 class KeepPrefix(AttentionPattern):
-    """`pattern`, with all keys of the prefix visible at any distance, for a prefix language model."""
+    """`pattern` for a prefix language model, in which the keys of the prefix are visible at any distance."""
 
     kind = "keep_prefix"
     keeps_prefix = True

@@ -71,7 +71,7 @@ class LSTM(Cell):
 
 
 class CellModule(nn.Module):
-    """Abstract base class of recurrent cells: `step` processes one token, `forward` a whole sequence."""
+    """Abstract base class of recurrent cells: `step` processes one token, `forward` processes a whole sequence."""
 
     parts: ClassVar[int] = 1  # number of vectors in a state; the first is h, the output
 

@@ -256,9 +256,9 @@ def _most_passes(candidate: Candidate, text: TextSize, trained: bool) -> float:
     """Return the number of passes through a text after which more passes hardly help.
 
     For translation, this number is 300 for a few lines, 80 for a million tokens, and at least 8. A language model
-    predicts all tokens and memorises the text sooner: 32 passes for a million tokens. A convolution over n-grams learns
-    faster: 12 passes for 5,000 texts, 3 for 50,000, and at least 2. Long texts take 2.5 times as many, because word
-    dropout removes half of the words. Fine-tuning (`trained`) takes 5 to 20 passes.
+    predicts all tokens and memorises the text sooner. The number is 32 for a million tokens. A convolution over n-grams
+    learns faster. The number is 12 for 5,000 texts, 3 for 50,000, and at least 2. Long texts take 2.5 times as many,
+    because word dropout removes half of the words. Fine-tuning (`trained`) takes 5 to 20 passes.
     """
     if trained:
         batches = max(1.0, text.epoch / 1024)

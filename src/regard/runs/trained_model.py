@@ -412,8 +412,8 @@ def load(
 ) -> TrainedModel:
     """Load the trained model from a run folder.
 
-    `step` selects the checkpoint of this training step, and `average` the mean of the last `average` checkpoints. If
-    both are None, the final weights are loaded. If training has not finished, the best checkpoint is loaded instead.
+    `step` selects the checkpoint of this training step. `average` selects the mean of the last `average` checkpoints.
+    If both are None, the final weights are loaded. If training has not finished, the best checkpoint is loaded instead.
     `mapped` memory-maps the weights file, so that several processes share the weights in memory. Do not change mapped
     weights: prepacked copies are not updated after a change through `.data`. `plain` loads the readable form of the
     model, without the faster kernels of `regard.fast`.

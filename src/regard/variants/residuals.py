@@ -82,10 +82,10 @@ VARIANTS = {
         REZERO,
     ),
     "rezero_layer_norm": Variant(
-        rezero(_layer_norm), "residual", "x + alpha f(norm(x)), alpha = 0 at the start; layer norm", REZERO
+        rezero(_layer_norm), "residual", "x + alpha * f(norm(x)), alpha = 0 at the start; layer norm", REZERO
     ),
     "rezero_rms_norm": Variant(
-        rezero(_rms_norm), "residual", "x + alpha f(norm(x)), alpha = 0 at the start; RMS norm", REZERO
+        rezero(_rms_norm), "residual", "x + alpha * f(norm(x)), alpha = 0 at the start; RMS norm", REZERO
     ),
     "fixup": Variant(
         fixup, "residual", "x + s f(x + t): scalars and zeros at the start instead of norms", "Zhang et al. 2019"

@@ -55,7 +55,8 @@ class BilinearScore(AttentionScore):
 class GeneralScore(AttentionScore):
     """Attention with learned projections, as in CS 182: sum_j softmax_j(scale * q' k_j) v_j.
 
-    For decoder state h and memory m_j, q = W_q h is the query, k_j = W_k m_j are the keys and v_j = W_v m_j the values.
+    For decoder state h and memory m_j, q = W_q h is the query, k_j = W_k m_j are the keys, and v_j = W_v m_j are the
+    values.
     """
 
     kind = "general"

@@ -272,7 +272,7 @@ def _rank(queue: Int[Tensor, "*n E"], dim: int) -> Int[Tensor, "*n"]:
 def _imbalance(choice: Routing, real: Bool[Tensor, " N"], most: int) -> Float[Tensor, ""]:
     """Return the balance loss E * sum_e f_e * P_e, averaged over groups. If experts are used equally, it is 1.
 
-    f_e is the fraction of real tokens whose first choice is expert e, and P_e the mean probability of expert e.
+    f_e is the fraction of real tokens whose first choice is expert e, and P_e is the mean probability of expert e.
     """
     E = choice.probability.shape[1]
     G, S = _groups(real.shape[0], most)

@@ -223,7 +223,7 @@ class Synthesizer(BranchSpec):
 
 
 def check_position(position: Position | None, path: str = "") -> None:
-    """Raise a `SpecError` for a position scheme that acts on queries and keys, which a synthesizer may not have."""
+    """Raise a `SpecError` if a position scheme acts on queries and keys, because a synthesizer may have none."""
     if position is not None and "d_head" in position.shaped_by:
         raise SpecError(
             f"{path}.position".lstrip("."),
