@@ -327,7 +327,7 @@ def _print_fact(name: str, value: Any, indent: str = "") -> None:
 
 
 def _runs_and_file(arguments: list[str]) -> tuple[list[str], str | None]:
-    """Return the run folders and the input file (or None). If there are several, the last may be a file."""
+    """Return the run folders and the input file (or None). The last of several arguments may be this file."""
     if len(arguments) > 1 and not Path(arguments[-1]).is_dir():
         return arguments[:-1], arguments[-1]
     return arguments, None

@@ -63,15 +63,15 @@ def size_limit() -> int:
 
 
 def timings_file(machine: str) -> Path:
-    """Return the path of the file that stores the speed of a machine with each number of threads.
+    """Return the path of the file that stores the results of a speed measurement.
 
-    `machine` is a description of the machine.
+    `machine` describes the machine and everything else that the results depend on.
     """
     return cache_folder() / "threads" / f"regard-{hashlib.sha256(machine.encode()).hexdigest()[:16]}.json"
 
 
 def store_timings(path: Path, timings: Mapping[Any, Any]) -> None:
-    """Write a machine's timings to `path`. They map each number of threads to a speed.
+    """Write speed measurements to the JSON file `path`.
 
     Nothing is written if the cache is disabled. Errors of writing are ignored.
     """

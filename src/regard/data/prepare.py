@@ -349,7 +349,7 @@ def _train_tokenizers(spec: DataSpec, parts: Split) -> dict[str, Tokenizer]:
 
 
 def _train_tokenizer(spec: DataSpec, parts: Split, texts: tuple[int, ...]) -> Tokenizer:
-    """Train a tokenizer on the text or a sample of it. `texts` are indices into each example."""
+    """Train a tokenizer on all or a sample of the text, using the strings with indices `texts` in each example."""
     assert spec.tokenizer is not None, "chosen by now"
     if parts.share == 1.0 or spec.tokenizer.sampled:
         with suppress(tokenizers_.TooFewSubwordsError):

@@ -154,7 +154,7 @@ def around(part: Spec) -> dict[str, ModelSpec]:  # noqa: PLR0911  # one return f
 
 
 def positioned(part: Spec) -> dict[tuple[str, str], ModelSpec]:
-    """Return tiny models by (position scheme or "none", name) to test whether a layer `part` uses positions.
+    """Return tiny models to test whether a layer `part` uses positions. Keys are (position scheme or "none", name).
 
     An attention layer replaces self-attention in models without positions ("none"), and in models with each position
     scheme. Layers that have a position scheme of their own, or are not attention layers, are tested only in models

@@ -21,7 +21,8 @@ BATCHED_CUDA = 2**25  # on a GPU, memory is the limit
 class BatchedMuon(torch.optim.Optimizer):
     """Muon (Jordan et al. 2024): orthogonalised momentum for matrices, with weight decay.
 
-        B = lerp(B, G, 1 - momentum) W = (1 - lr * decay) * W - lr * c * orth(lerp(G, B, momentum))
+        B = lerp(B, G, 1 - momentum)
+        W = (1 - lr * decay) * W - lr * c * orth(lerp(G, B, momentum))
 
     W are the weights, G is their gradient, B is the momentum buffer, lr is the learning rate, decay is the weight
     decay, and orth sets all singular values to about 1. With c = 0.2 * sqrt(max(rows, columns)), updates are as large

@@ -44,8 +44,8 @@ class ConvS2S(TwoSidedSpec):
 
     `encoder` and `decoder` list the layers as pairs (width, kernel size). Each layer maps h to a new h:
 
-        y = GLU(conv(drop(h))), then in the decoder y <- (W_o c + y) r, then h <- (y + h) r,        r = sqrt(1/2)
-        c = sqrt(S) * softmax((W_q y + e) r . z_j) (z_j + e_j) r, summed over the S tokens j of the source
+        y = GLU(conv(drop(h))), then in the decoder y <- (W_o c + y) * r, then h <- (y + h) * r,    r = sqrt(1/2)
+        c = sqrt(S) * softmax((W_q y + e) * r . z_j) * (z_j + e_j) * r, summed over the S tokens j of the source
 
     where e_j and e are the embeddings (tokens plus learned positions) of source token j and of the target token, and
     z_j is the encoder's output. h is projected where the width changes. The decoder's convolutions are causal. The
