@@ -92,7 +92,7 @@ class Error(NamedTuple):
 class Estimate:
     """The estimated effect of a modification, with two standard errors.
 
-    The standard error `pooled` is estimated from the pooled variance, `own` from the modified model's own variance.
+    `pooled` is estimated from the pooled variance, and `own` is estimated from the modified model's own variance.
     """
 
     effect: float

@@ -119,7 +119,7 @@ class Bans:
         beams: int,
         device: torch.device,
     ) -> None:
-        """`rules` are the constraints of each row, and `least` the minimum length of its output in tokens."""
+        """`rules` are the constraints of each row, and `least` is the minimum length of its output in tokens."""
         self.rules, self.least, self.eos, self.beams = rules, least, ends.eos, beams
         always = [{sequence[0] for sequence in each.banned if len(sequence) == 1} for each in rules]
         everywhere = set.intersection(*always)

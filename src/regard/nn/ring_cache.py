@@ -100,8 +100,8 @@ Cache = KVCache | RingCache
 def kv_cache(rows: Rows, view: View) -> Cache:
     """Return an empty cache for the pattern and position terms of `view`.
 
-    The cache is a ring if the attention pattern needs fewer than `max_len` keys. An exception are position terms that
-    are computed for given columns of keys, such as Shaw's. They need a cache in the order of positions.
+    The cache is a ring if the attention pattern needs fewer than `max_len` keys. Position terms that are computed for
+    given columns of keys, such as Shaw's, need a cache in the order of positions instead.
     """
     pattern, terms = view.mask.attention_pattern, view.terms or Terms()
     by_column = terms.bias is not None or terms.content is not None or terms.context is not None

@@ -52,7 +52,7 @@ class Budget:
         self.durations.clear()
 
     def steps(self, step: int, planned: int) -> int:
-        """Estimate the step at which training should end. `step` is the current step, `planned` the last estimate."""
+        """Estimate the step at which training should end. `planned` is the previous estimate."""
         if self.seconds is None:
             return planned
         if self.left <= 0:
