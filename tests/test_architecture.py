@@ -125,7 +125,7 @@ BASIC_IMPORTS = {
     "regard.aliases": set(),
     "regard.tree": {"regard.aliases", "regard.errors"},
     "regard.batch": {"regard.errors"},
-    "regard.nn.pattern": {"regard.errors", "regard.tree"},
+    "regard.nn.pattern": {"regard.nn.checks", "regard.tree"},
     "regard.nn.mask": {f"regard.nn.{name}" for name in ("memory", "pattern", "terms", "trace")},
     "regard.nn.cache": {"regard.errors", "regard.nn.mask"},
     "regard.nn.core": {"regard.errors", "regard.nn.mask", "regard.nn.cache"},
@@ -180,7 +180,11 @@ def names(tree: ast.AST) -> Iterator[str]:
 
 ATTENTION_KERNELS = {"scaled_dot_product_attention", "flex_attention", "varlen_attn", "MultiheadAttention"}
 # regard.nn has the formula. Peers are other libraries in benchmarks.
-CALLERS = {"regard.fast.attention": ATTENTION_KERNELS}
+CALLERS = {
+    "regard.fast.attention": ATTENTION_KERNELS,
+    "regard.fast.chunked_attention": {"scaled_dot_product_attention"},
+    "regard.fast.flex": {"flex_attention"},
+}
 PEERS = "regard.bench.peers."
 
 

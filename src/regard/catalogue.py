@@ -27,13 +27,16 @@ from regard.models.encoder_only import EncoderOnly, MaskedLM, Pooled, SentenceCl
 from regard.nn.big_bird import BigBird, CausalBigBird
 from regard.nn.block import Block
 from regard.nn.branches.base import BranchSpec
+from regard.nn.branches.compressed_attention import CompressedAttention
 from regard.nn.branches.convolution import DynamicConv, LightConv, SharedDynamicConv, SharedLightConv
 from regard.nn.branches.cross_attention import CrossAttention
 from regard.nn.branches.evolved import EvolvedDecoderConv, EvolvedEncoderConv, GatedLinear
 from regard.nn.branches.experts import MixtureOfExperts, Switch
 from regard.nn.branches.feedforward import FeedForward
+from regard.nn.branches.linformer import Linformer
 from regard.nn.branches.ngram_convolution import NGramConvolution
 from regard.nn.branches.parallel import Parallel
+from regard.nn.branches.parameter_free_attention import ParameterFreeAttention
 from regard.nn.branches.product_key import ProductKeyMemory
 from regard.nn.branches.recurrent import Recurrence
 from regard.nn.branches.self_attention import SelfAttention
@@ -112,6 +115,7 @@ SLOTS: dict[type[Spec], tuple[type[Spec], ...]] = {
     StackSpec: (Funnel, Plain, Universal, UniversalACT),
     Block: (Block,),
     BranchSpec: (
+        CompressedAttention,
         CrossAttention,
         DynamicConv,
         EvolvedDecoderConv,
@@ -119,9 +123,11 @@ SLOTS: dict[type[Spec], tuple[type[Spec], ...]] = {
         FeedForward,
         GatedLinear,
         LightConv,
+        Linformer,
         MixtureOfExperts,
         NGramConvolution,
         Parallel,
+        ParameterFreeAttention,
         ProductKeyMemory,
         Recurrence,
         SelfAttention,
@@ -143,7 +149,7 @@ SLOTS: dict[type[Spec], tuple[type[Spec], ...]] = {
     Norm: (LayerNorm, NoNorm, PartialRMSNorm, RMSNorm, ScaleNorm),
     Position: (ALiBi, DistanceBias, Injected, Rotary, Shaw, T5Bias),
     AtHeads: (AtHeads,),
-    AttentionPattern: (Window, DilatedWindow, Blocks, GlobalTokens, Sinks, BigBird, CausalBigBird, AnyOf, KeepPrefix),
+    AttentionPattern: (AnyOf, BigBird, Blocks, CausalBigBird, DilatedWindow, GlobalTokens, KeepPrefix, Sinks, Window),
     Bridge: (Last, Transparent, TransparentNormed),
     HeadSpec: (AdaptiveSoftmax, MixtureOfSoftmaxes, Softmax),
     Linear: (Dense, FixupLinear, WeightNorm),

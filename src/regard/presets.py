@@ -12,10 +12,14 @@ from regard.models.baselines.bytenet import ByteNet
 from regard.models.baselines.convs2s import ConvS2S
 from regard.models.baselines.rnn import ConstantState, EncoderState, Recurrent, RecurrentDecoder, RecurrentEncoder
 from regard.models.decoder_only import DecoderOnly
+from regard.models.decoder_only_translator import DecoderOnlyTranslator
 from regard.models.encoder_decoder import EncoderDecoder
 from regard.models.encoder_only import EncoderOnly, Pooled, SentenceClassifier
 from regard.nn.block import Block
+from regard.nn.branches.base import BranchSpec
+from regard.nn.branches.compressed_attention import CompressedAttention
 from regard.nn.branches.cross_attention import CrossAttention
+from regard.nn.branches.experts import MixtureOfExperts
 from regard.nn.branches.feedforward import FeedForward
 from regard.nn.branches.recurrent import Recurrence
 from regard.nn.branches.self_attention import SelfAttention
@@ -24,6 +28,7 @@ from regard.nn.init import GPT2Init, Normal, T5Init, Uniform
 from regard.nn.linear import Dense
 from regard.nn.no_residual import NoResidual
 from regard.nn.norm import LayerNorm, NoNorm, Norm
+from regard.nn.pattern import Blocks
 from regard.nn.position.additive import Learned
 from regard.nn.position.bias import T5Bias
 from regard.nn.recurrent import LSTM
@@ -249,6 +254,47 @@ def lstm_attention() -> Recurrent:
     )
 
 
+def transformer_ed() -> EncoderDecoder:
+    """Liu et al. 2018, Transformer-ED: Tensor2Tensor's `transformer_base_v1`, for sources of up to 500 tokens."""
+    return _transformer(6, 512, 8, None, 32768, 0.1)
+
+
+def transformer_d() -> DecoderOnlyTranslator:
+    """Liu et al. 2018, Transformer-D: the decoder of `transformer_ed` reads source and target as one sequence.
+
+    The paper uses it for sources of up to 4,000 tokens.
+    """
+    block = Block((SelfAttention(), FeedForward()), PostNorm())
+    return DecoderOnlyTranslator(vocab=32768, decoder=Plain((block,), 6), head=Softmax(label_smoothing=0.1))
+
+
+def transformer_dmca() -> DecoderOnlyTranslator:
+    """Liu et al. 2018, Transformer-DMCA, for sources of up to 11,000 tokens: width 1024, 8 heads.
+
+    Of the five layers, the first, third and last have attention within blocks of 256 tokens; the second and fourth have
+    memory-compressed attention. Sizes and norms are those of Tensor2Tensor's `transformer_moe_prepend_8k`, which
+    differs in its feed-forward layers (two separable convolutions), in its local attention (also to the block before),
+    and in its compression (one convolution before the projections).
+    """
+    return _dmca(FeedForward(2048))
+
+
+def transformer_dmca_moe() -> DecoderOnlyTranslator:
+    """`transformer_dmca` with 256 experts of hidden width 2048 as the feed-forward of the middle layer."""
+    return _dmca(MixtureOfExperts(256, 2048))
+
+
+def _dmca(middle: BranchSpec) -> DecoderOnlyTranslator:
+    local, compressed, feedforward = (
+        SelfAttention(attention_pattern=Blocks(256)),
+        CompressedAttention(),
+        FeedForward(2048),
+    )
+    branches = ((local, feedforward), (compressed, feedforward), (local, middle), (compressed, feedforward))
+    pattern = tuple(Block(pair, PreNorm()) for pair in (*branches, branches[0]))
+    return DecoderOnlyTranslator(vocab=32768, d_model=1024, heads=8, decoder=Plain(pattern, 5))
+
+
 def convs2s() -> ConvS2S:
     """Gehring et al. 2017 with the sizes of fairseq's IWSLT model: 4 + 3 layers of width 256, kernel size 3."""
     return ConvS2S(dropout=0.2, head=Softmax(bias=True, label_smoothing=0.1))
@@ -272,7 +318,7 @@ def bytenet_small() -> ByteNet:
 
 _ALL = (
     bert_base, bytenet, bytenet_small, convs2s, convs2s_wmt, gnmt, gpt2_small, lstm_attention, lstm_classifier, lstm_lm,
-    narang_base, narang_small, rnn, rnn_attention, sahai, t5_base, transformer_base, transformer_big, transformer_small,
-    transformer_tiny,
+    narang_base, narang_small, rnn, rnn_attention, sahai, t5_base, transformer_base, transformer_big, transformer_d,
+    transformer_dmca, transformer_dmca_moe, transformer_ed, transformer_small, transformer_tiny,
 )  # fmt: skip
 PRESETS: dict[str, Callable[[], ModelSpec]] = {function.__name__: function for function in _ALL}

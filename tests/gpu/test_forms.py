@@ -13,10 +13,18 @@ from regard.batch import Batch
 from regard.errors import DataError, SpecError
 from regard.models.base import LanguageModel, Model, ModelSpec
 from regard.models.build import build
+from regard.nn.branches.compressed_attention import CompressedAttention
+from regard.nn.branches.self_attention import SelfAttention
 from regard.testing import tiny
+from regard.tree import swap
 
 pytestmark = pytest.mark.gpu
-FAMILIES = tiny.families()
+COMPRESSED = CompressedAttention(2)
+FAMILIES = {
+    **tiny.families(),
+    "compressed attention": swap(tiny.encoder_decoder(), SelfAttention, lambda _: COMPRESSED),
+    "compressed attention with a prefix": swap(tiny.prefix_lm(), SelfAttention, lambda _: COMPRESSED),
+}
 GENERATING = [name for name, spec in FAMILIES.items() if isinstance(build(spec, "meta"), LanguageModel)]
 
 

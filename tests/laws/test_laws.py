@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -19,9 +20,13 @@ from regard.nn.activation import ACTIVATIONS
 from regard.nn.big_bird import BigBird, CausalBigBird
 from regard.nn.block import Block
 from regard.nn.branches.base import BranchSpec
+from regard.nn.branches.compressed_attention import CompressedAttention
 from regard.nn.branches.cross_attention import CrossAttention
+from regard.nn.branches.experts import MixtureOfExperts
 from regard.nn.branches.feedforward import FeedForward
+from regard.nn.branches.linformer import Linformer
 from regard.nn.branches.ngram_convolution import NGramConvolution
+from regard.nn.branches.parameter_free_attention import ParameterFreeAttention
 from regard.nn.branches.recurrent import Recurrence
 from regard.nn.branches.self_attention import SelfAttention
 from regard.nn.bridge import Bridge, Last
@@ -74,10 +79,14 @@ PARTS_UNDER_LAW: dict[str, Spec] = {
     "self_attention scaled by 0.3": SelfAttention(scale=0.3),
     "self_attention query-key norm": SelfAttention(query_key_norm=RMSNorm()),
     "self_attention without bias": SelfAttention(bias=False),
+    "self_attention tied query and key": SelfAttention(tied="query_key"),
+    "self_attention tied key and value": SelfAttention(kv_heads=2, tied="key_value"),
+    "parameter_free_attention": ParameterFreeAttention(4, "sqrt"),
     **{
         f"self_attention own {position.kind}": SelfAttention(position=position)
         for position in (T5Bias(8, 16), Rotary(), Shaw(3), ALiBi(), DistanceBias(3), Injected())
     },
+    "compressed_attention": CompressedAttention(),
     "cross_attention grouped": CrossAttention(kv_heads=2),
     "cross_attention wide": CrossAttention(heads=3, d_head=6, d_value=2),
     "cross_attention query-key norm": CrossAttention(query_key_norm=RMSNorm(), scale="none"),
@@ -151,6 +160,8 @@ ONE_FAMILY = {
     "self_attention unscaled",
     "self_attention scaled by 0.3",
     "self_attention without bias",
+    "self_attention tied query and key",
+    "self_attention tied key and value",
     "feedforward without bias",
     "dense without bias",
     "embeddings",
@@ -172,7 +183,9 @@ def _untied(model: ModelSpec) -> ModelSpec:
 def _small(name: str) -> ModelSpec:
     """Return a preset with smaller sizes and everything else unchanged."""
     spec = PRESETS[name]()
-    spec = swap(spec, Plain, lambda stack: replace(stack, depth=2))
+    spec = swap(spec, Plain, lambda stack: replace(stack, depth=max(2, len(stack.pattern))))
+    spec = swap(spec, Blocks, lambda _: Blocks(4))
+    spec = swap(spec, MixtureOfExperts, lambda _: MixtureOfExperts(3, 8))
     spec = swap(spec, RecurrentEncoder, lambda side: replace(side, depth=min(side.depth, 3), d_hidden=16))
     spec = swap(spec, RecurrentDecoder, lambda side: replace(side, depth=min(side.depth, 3)))
     if isinstance(spec, Recurrent):
@@ -214,6 +227,8 @@ def _subjects() -> dict[str, ModelSpec]:
     subjects["prefix LM with T5 bias"] = swap(
         tiny.prefix_lm(), Plain, lambda stack: replace(stack, position=T5Bias(8, 16))
     )
+    inclusive = CompressedAttention(2, "mean", "null", inclusive=True, kv_heads=2)
+    subjects["inclusive compressed prefix LM"] = swap(tiny.prefix_lm(), SelfAttention, lambda _: inclusive)
     for name in ("encoder_decoder", "decoder_only"):
         model = getattr(tiny, name)()
         subjects[f"strict {name}"] = replace(model, decoder=replace(model.decoder, strict=True))
@@ -225,6 +240,10 @@ def _subjects() -> dict[str, ModelSpec]:
     )
     subjects["wide bytenet"] = replace(tiny.bytenet(), kernel=5, dilations=(3,), stretch=2.5, extra=1)
     subjects["funnel"] = replace(tiny.encoder_decoder(), encoder=Funnel((BLOCK,), (1, 1, 1), T5Bias(8, 16)))
+    for sharing in ("none", "heads", "key_value", "layers"):  # in encoders only: a Linformer cannot be causal
+        model: Any = tiny.families()["encoder_decoder" if sharing == "layers" else "masked_lm"]
+        block = Block((Linformer(max_len=16, rank=3, sharing=sharing), FeedForward(24)))
+        subjects[f"linformer sharing {sharing}"] = replace(model, encoder=Plain((block,), 2))
     for name, part in PARTS_UNDER_LAW.items():
         if isinstance(part, CrossAttention):
             subjects[f"{name}: encoder_decoder"] = swap(tiny.encoder_decoder(), CrossAttention, lambda _, p=part: p)
@@ -290,7 +309,9 @@ COMPILED = [
     "preset t5_base",
     "rotary: decoder_only",
     "self_attention own shaw: encoder_decoder",
+    "compressed_attention: encoder_decoder",
     "shared blocks: decoder_only",
+    "linformer sharing layers",
 ]
 
 

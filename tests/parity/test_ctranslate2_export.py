@@ -185,6 +185,9 @@ def test_refusals_name_the_place(tmp_path: Path) -> None:
         "input.position: CTranslate2 cannot express 'sinusoidal' beside 'rotary'": swap(
             tiny.encoder_decoder(), Plain, lambda stack: replace(stack, position=Rotary())
         ),
+        "encoder.pattern[0].branches[0].tied: CTranslate2 cannot express 'key_value': a tied": of(
+            SelfAttention(tied="key_value")
+        ),
         "encoder.pattern[0].branches[0].d_value: CTranslate2 cannot express values of width 8": of(
             SelfAttention(d_value=8)
         ),

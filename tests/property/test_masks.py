@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from regard.fast import attention as kernels
-from regard.fast.attention import cumulative_lengths, is_causal_only, mask_mod
+from regard.fast.attention import cumulative_lengths, is_causal_only
+from regard.fast.flex import mask_mod
 from regard.nn.mask import Mask, View
 from regard.nn.pattern import Window
 

@@ -35,10 +35,27 @@ def test_parameter_counts_of_published_models(name: str, parameters: int) -> Non
         ("transformer_big", 6, 1024, 4096, 37000),
         ("transformer_small", 3, 256, 1024, 10000),
         ("transformer_tiny", 4, 128, 256, 10000),
+        ("transformer_ed", 6, 512, 2048, 32768),
     ],
 )
 def test_parameter_counts_of_the_first_transformers(name: str, depth: int, d: int, hidden: int, vocab: int) -> None:
     assert count(preset(name)) == by_hand(depth, d, hidden, vocab)
+
+
+def test_parameter_counts_of_the_decoders_for_long_sources() -> None:
+    """Transformer-DMCA has the layers local, compressed, local, compressed, local, and a norm after the last."""
+    vocab = 32768
+
+    def layer(d: int, hidden: int) -> int:
+        return 4 * (d * d + d) + 2 * d * hidden + hidden + d + 2 * 2 * d
+
+    assert count(preset("transformer_d")) == vocab * 512 + 6 * layer(512, 2048)
+    d, hidden = 1024, 2048
+    compression = 2 * (3 * d * d + d)
+    dmca = vocab * d + 5 * layer(d, hidden) + 2 * compression + 2 * d
+    assert count(preset("transformer_dmca")) == dmca
+    experts = 256 * (d + 2 * d * hidden)  # router and experts, without biases
+    assert count(preset("transformer_dmca_moe")) == dmca - (2 * d * hidden + hidden + d) + experts
 
 
 def test_parameter_counts_of_the_lecture_preset() -> None:

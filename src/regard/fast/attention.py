@@ -7,23 +7,28 @@ FlexAttention ("flex"). Everything else uses torch's `scaled_dot_product_attenti
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import cache, partial
+from functools import partial
 from importlib.util import find_spec
-from typing import Any, NamedTuple, cast, no_type_check
+from typing import NamedTuple, cast
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
-from torch.nn.attention import flex_attention as flexible
 
 from regard.errors import KernelError, nearest
 from regard.fast.beam_cache import BeamCache, BeamMask, BeamView, SharedRows
+from regard.fast.chunked_attention import chunked_attention
+from regard.fast.flex import flex_attention
+from regard.fast.tiles import density
 from regard.models.baselines.attention_score import ProductScoreModule
 from regard.models.baselines.convs2s import ConvS2SAttention
 from regard.nn.attention import cached, merge_heads, mix, repeat_heads, scores, visible
 from regard.nn.attention_heads import attention_weights
+from regard.nn.branches.compressed_attention import CompressedAttentionModule
 from regard.nn.branches.cross_attention import CrossAttentionModule
+from regard.nn.branches.linformer import LinformerModule
+from regard.nn.branches.parameter_free_attention import ParameterFreeAttentionModule
 from regard.nn.branches.self_attention import SelfAttentionModule
 from regard.nn.branches.synthesizer import SynthesizerPlusModule
 from regard.nn.cache import KVCache, Rows
@@ -35,6 +40,8 @@ from regard.nn.ring_cache import Cache
 
 TRITON = find_spec("triton") is not None  # Triton comes with the CUDA builds of torch for Linux
 SHORT = 512  # the largest number of tokens in a short row or segment
+LARGE = 2**22  # the smallest number of scores for which a sparse kernel is faster than one with a mask
+DENSE = 0.3  # the largest share of visible tiles for which it is
 GRID = 65_535  # CUDA's limit for the number of programs along the second axis of a kernel
 _forced: list[str] = []  # kernels that `use` forces, innermost last; torch.compile can read a plain list
 
@@ -105,9 +112,20 @@ def choose(call: Call) -> str:
     terms = call.view.terms
     if terms is not None and terms.context is not None:
         return "reference"
-    if call.q.is_cuda and call.view.mask.packed:
-        return next((name for name in _for_packed(call.view) if refusal(name, call) is None), "sdpa")
-    return "sdpa"
+    candidates: tuple[str, ...] = ()
+    if is_sparse(call.view):
+        candidates = ("varlen", "flex", "chunked") if call.q.is_cuda else ("chunked",)
+    elif call.q.is_cuda and call.view.mask.packed:
+        candidates = _for_packed(call.view)
+    return next((name for name in candidates if refusal(name, call) is None), "sdpa")
+
+
+def is_sparse(view: View) -> bool:
+    """Return whether a pattern hides so many keys of a long sequence that a sparse kernel is faster than a mask."""
+    pattern = view.mask.attention_pattern
+    if pattern is None or view.T * view.S < LARGE or torch.compiler.is_compiling():
+        return False
+    return density(pattern, view.mask.causal, view.T, view.S) <= DENSE
 
 
 def _for_packed(view: View) -> tuple[str, ...]:
@@ -133,6 +151,8 @@ def refusal(name: str, call: Call) -> str | None:  # noqa: PLR0911  # one return
         return None
     if name == "segments":
         return _no_segments(call)
+    if name == "chunked":
+        return _no_chunks(call)
     if call.dropout > 0.0:
         return f"{name} has no attention dropout; set attention_dropout=0 or use 'sdpa'"
     if name == "flex":
@@ -154,6 +174,18 @@ def refusal(name: str, call: Call) -> str | None:  # noqa: PLR0911  # one return
         return "varlen is causal over whole sequences only, not over a cache; use 'sdpa'"
     if mask.attention_pattern is not None and not isinstance(mask.attention_pattern, Window):
         return f"varlen supports only windows, not {mask.attention_pattern.kind}; use 'flex' or 'sdpa'"
+    return None
+
+
+def _no_chunks(call: Call) -> str | None:
+    """Return the reason why the kernel "chunked" cannot compute these arguments, or None if it can."""
+    terms = call.view.terms
+    if terms is not None and (terms.bias is not None or terms.content is not None):
+        return "chunked supports a bias only as a function of the distance; use 'sdpa' or 'reference'"
+    if call.q.is_cuda and torch.cuda.is_current_stream_capturing():
+        return "chunked reads the mask on the host, which a CUDA graph cannot; use 'flex'"
+    if isinstance(call.view.mask, BeamMask):
+        return "chunked does not support a cache that beams share; use 'sdpa'"
     return None
 
 
@@ -270,34 +302,13 @@ def reference(call: Call) -> Float[Tensor, "B H T V"]:
 
 
 def flex(call: Call) -> Float[Tensor, "B H T V"]:
-    """Return attention computed by FlexAttention, with the mask as a block mask and the bias as a score function."""
-    q, k, v, view, scale, *_ = call
-    block_mask = cached(view.shared, ("blocks", q.shape[0]), lambda: _blocks(view, q.shape[0]))
-    score_mod = None if view.terms is None or view.terms.bias is None else _add_bias(view, view.terms.bias.to(q.dtype))
-    kernel = _compiled_flex() if q.is_cuda and not torch.compiler.is_compiling() else flexible.flex_attention
-    grouped = q.shape[1] != k.shape[1]
-    return kernel(q, k, v, score_mod=score_mod, block_mask=block_mask, scale=scale, enable_gqa=grouped)
+    """Return attention computed by FlexAttention, which skips the tiles that are hidden."""
+    return flex_attention(call.q, call.k, call.v, call.view, call.scale)
 
 
-def _add_bias(view: View, bias: Tensor) -> Callable[..., Tensor]:
-    per_row = bias.shape[0] > 1
-    bias = cached(view.lowered, ("bias", bias.dtype), bias.contiguous)
-
-    @no_type_check  # FlexAttention inspects the signature, which a type-checking wrapper would hide
-    def score_mod(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
-        return score + bias[b if per_row else 0, h, i, j]
-
-    return score_mod
-
-
-def _blocks(view: View, rows: int) -> flexible.BlockMask:
-    predicate = mask_mod(view)
-    return flexible.create_block_mask(predicate, rows, None, view.T, view.S, device=view.device)
-
-
-@cache
-def _compiled_flex() -> Callable[..., Any]:
-    return torch.compile(flexible.flex_attention, dynamic=False)
+def chunked(call: Call) -> Float[Tensor, "B H T V"]:
+    """Return attention computed by torch's kernel over the visible tiles."""
+    return chunked_attention(call.q, call.k, call.v, call.view, call.scale, call.dropout)
 
 
 def varlen(call: Call) -> Float[Tensor, "B H T V"]:
@@ -352,39 +363,9 @@ KERNELS: dict[str, Callable[[Call], Tensor]] = {
     "segments": segments,
     "varlen": varlen,
     "flex": flex,
+    "chunked": chunked,
     "reference": reference,
 }
-
-
-def mask_mod(view: View) -> Callable[[Any, Any, Any, Any], Tensor]:
-    """Return the mask of a `View` as a function `mask_mod(b, h, i, j)` for FlexAttention."""
-    mask = view.mask
-    q_pos, k_pos = mask.positions(view.T, view.S, view.device)
-    q_row, k_row = q_pos.shape[0] > 1, k_pos.shape[0] > 1
-    pattern = mask.attention_pattern
-    lengths = mask.text_lengths(view.S, view.device) if pattern is not None and pattern.reads_length else None
-    text_lengths = lengths is not None and lengths.shape[1] > 1
-    on_path = mask.on_path() if isinstance(mask, BeamMask) and mask.on_path is not None else None
-
-    @no_type_check  # FlexAttention inspects the signature, which a type-checking wrapper would hide
-    def visible(b: Any, h: Any, i: Any, j: Any) -> Tensor:  # noqa: ARG001  # the signature is FlexAttention's
-        q, k = q_pos[b if q_row else 0, i], k_pos[b if k_row else 0, j]
-        shown = torch.ones_like(q == k)
-        if mask.packed:
-            shown = shown & (mask.q_seg[b, i] == mask.k_seg[b, j]) & (mask.k_seg[b, j] != 0)
-        elif mask.k_seg is not None and not mask.order_hides_padding():
-            shown = shown & (mask.k_seg[b, j] != 0)
-        if mask.causal:
-            past = k < q if mask.strict else k <= q
-            shown = shown & (past if mask.prefix is None else past | mask.prefix[b, j])
-        if pattern is not None:
-            length = None if lengths is None else lengths[b if lengths.shape[0] > 1 else 0, i if text_lengths else 0]
-            shown = shown & pattern.visible_in(q, k, length, None if mask.prefix is None else mask.prefix[b, j])
-        if on_path is not None:
-            shown = shown & on_path[b, i, j]
-        return shown
-
-    return visible
 
 
 def cumulative_lengths(
@@ -449,7 +430,8 @@ class FastSelfAttention(SelfAttentionModule):
         """
         rotated = view.terms is not None and (view.terms.rotation is not None or view.terms.offset is not None)
         unnormed = isinstance(self.query_norm, nn.Identity)
-        return not rotated and unnormed and self.kv_heads == self.heads and len(set(self.widths)) == 1
+        equal = len(self.widths) == 3 and len(set(self.widths)) == 1  # two widths: a tied projection
+        return not rotated and unnormed and self.kv_heads == self.heads and equal
 
     def weights(self, q: Tensor, k: Tensor, view: View, state: Cache | BeamCache | None) -> Tensor:
         """Return the attention weights of every batch row, which a trace records."""
@@ -467,6 +449,24 @@ class FastSelfAttention(SelfAttentionModule):
 
 class FastCrossAttention(CrossAttentionModule):
     """Cross-attention computed by the fastest kernel."""
+
+    attend = staticmethod(attend)
+
+
+class FastLinformer(LinformerModule):
+    """Attention to mixtures of keys and values, computed by the fastest kernel."""
+
+    attend = staticmethod(attend)
+
+
+class FastParameterFreeAttention(ParameterFreeAttentionModule):
+    """Self-attention without parameters, computed by the fastest kernel."""
+
+    attend = staticmethod(attend)
+
+
+class FastCompressedAttention(CompressedAttentionModule):
+    """Memory-compressed attention computed by the fastest kernel."""
 
     attend = staticmethod(attend)
 

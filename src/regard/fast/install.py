@@ -8,8 +8,11 @@ from torch import nn
 
 from regard.fast import prepacked
 from regard.fast.attention import (
+    FastCompressedAttention,
     FastConvS2SAttention,
     FastCrossAttention,
+    FastLinformer,
+    FastParameterFreeAttention,
     FastProductScore,
     FastSelfAttention,
     FastSynthesizerPlus,
@@ -35,8 +38,11 @@ from regard.models.baselines.convs2s import ConvS2SAttention
 from regard.models.baselines.weight_norm import NormedRows
 from regard.models.encoder_decoder import EncoderDecoderModel
 from regard.nn.activation import ACTIVATIONS
+from regard.nn.branches.compressed_attention import CompressedAttentionModule
 from regard.nn.branches.cross_attention import CrossAttentionModule
 from regard.nn.branches.feedforward import FeedForwardModule
+from regard.nn.branches.linformer import LinformerModule
+from regard.nn.branches.parameter_free_attention import ParameterFreeAttentionModule
 from regard.nn.branches.self_attention import SelfAttentionModule
 from regard.nn.branches.synthesizer import SynthesizerPlusModule
 from regard.nn.embedding import TokensModule
@@ -64,6 +70,9 @@ class Replacement(NamedTuple):
 REPLACEMENTS = (
     Replacement(SelfAttentionModule, FastSelfAttention),
     Replacement(CrossAttentionModule, FastCrossAttention),
+    Replacement(LinformerModule, FastLinformer),
+    Replacement(ParameterFreeAttentionModule, FastParameterFreeAttention),
+    Replacement(CompressedAttentionModule, FastCompressedAttention),
     Replacement(SynthesizerPlusModule, FastSynthesizerPlus),
     Replacement(ProductScoreModule, FastProductScore),
     Replacement(ConvS2SAttention, FastConvS2SAttention),

@@ -60,6 +60,20 @@ def check_pattern(pattern: AttentionPattern | None, site: Site) -> None:
         raise site.error("attention_pattern", reason)
 
 
+def check_tied(tied: str, site: Site, kv_heads: int) -> None:
+    """Raise a `SpecError` if two projections that are `tied` to be equal have different sizes."""
+    site.require(
+        tied != "query_key" or kv_heads == site.heads,
+        "tied",
+        f"{kv_heads} key-value heads cannot have the projection of {site.heads} query heads; make the numbers equal",
+    )
+    site.require(
+        tied != "key_value" or site.d_head == site.d_value,
+        "tied",
+        f"values of width {site.d_value} cannot have the projection of keys of width {site.d_head}; set equal widths",
+    )
+
+
 def _divide(site: Site, heads: int) -> int:
     site.require(
         site.d_model % heads == 0,

@@ -61,9 +61,9 @@ class BigBird(AttentionPattern):
         least, most = distances(a, b)
         reach = (self.window - 1) // 2
         some = (least <= reach) & (most >= -reach) | (a.first == 0) | (b.first == 0)
-        some = some | (a.last >= n - 1) | (b.last >= n - 1)
+        some = some | _has(a, n - 1) | _has(b, n - 1)
         every = (most <= reach) & (least >= -reach) | (a.last == 0) | (b.last == 0)
-        every = every | (a.first >= n - 1) | (b.first >= n - 1)
+        every = every | _is(a, n - 1) | _is(b, n - 1)
         some_random, every_random = random_tiles(a, b, self.random, n, self.seed)
         return some | some_random, every | every_random
 
@@ -111,6 +111,14 @@ class CausalBigBird(AttentionPattern):
         every = (most < self.window) & (least > -self.window) | (b.last == 0)
         some_random, every_random = random_tiles(a, b, self.random, None, self.seed)
         return some | some_random, every | every_random
+
+
+def _has(tile: Span, block: Int[Tensor, "*#n"]) -> Bool[Tensor, "*#n"]:
+    return (tile.first <= block) & (block <= tile.last)
+
+
+def _is(tile: Span, block: Int[Tensor, "*#n"]) -> Bool[Tensor, "*#n"]:
+    return (tile.first == block) & (tile.last == block)
 
 
 def check_blocks(size: int, window: int, random: int) -> None:

@@ -16,6 +16,7 @@ from regard.nn.mask import Context
 if TYPE_CHECKING:
     from regard.nn.init import Init
     from regard.nn.linear import Linear
+    from regard.nn.pattern import AttentionPattern
     from regard.nn.position.base import Position
 
 Role = Literal[
@@ -48,6 +49,7 @@ class Site:
     sees_ahead: bool = False  # whether prefix tokens attend to the whole prefix (prefix LM)
     position: "Position | None" = None  # position scheme shared by the layers of the stack
     positions: Mapping[int, "Position"] = field(default_factory=dict)  # position schemes by number of heads
+    attention_pattern: "AttentionPattern | None" = None  # of the stack
     nested: bool = False  # whether an outer branch projects the attention heads
     path: str = ""
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int
-from torch import Tensor
+from torch import Tensor, nn
 
 from regard.nn.memory import Memory
 from regard.nn.pattern import AttentionPattern
@@ -148,6 +148,7 @@ class Context:
     memory: Memory | None = None  # encoder output
     losses: list[Tensor] | None = None  # auxiliary losses: a list in training, otherwise None
     trace: Trace | None = None  # records attention weights; None: no recording
+    shared: nn.ModuleDict | None = None  # modules that the layers of the stack share, by kind of layer
 
     def block(self, call: int) -> "Context":
         """Return the context of the block at depth `call`. It is `self` if all blocks share one encoder output."""

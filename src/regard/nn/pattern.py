@@ -137,7 +137,7 @@ class DilatedWindow(AttentionPattern):
     @no_type_check
     def visible(self, q: Int[Tensor, "*#n"], k: Int[Tensor, "*#n"]) -> Bool[Tensor, "*#n"]:
         distance = (q - k).abs()
-        return (distance <= self.reach) & (distance % self.dilation == 0)
+        return (distance < self.size * self.dilation) & (distance % self.dilation == 0)
 
     def tiles(
         self, q: Span, k: Span, length: Int[Tensor, "*#n"] | None

@@ -31,16 +31,19 @@ class Attention:
     def draw(self, kind: str | None = None, layer: int = -1, head: int | None = None, width: int = 100) -> str:
         """Return the attention matrix of one layer drawn as text, with one row per query and one column per key.
 
-        `kind` is a key of `weights`, by default the last one. If `head` is None, the mean over all heads is drawn.
+        `kind` is a key of `weights`, by default the last one. If `head` is None, the mean over all heads is drawn. Keys
+        that are not tokens, such as the groups of compressed attention, are numbered from 1.
         """
         kind = kind or list(self.weights)[-1]
         if kind not in self.weights:
             raise SpecError("kind", f"there is no {kind!r} attention; {nearest(kind, self.weights)}")
         weights = self.weights[kind][layer]
         side = kind.partition(".")[0]
-        keys = "encoder" if kind.endswith(".cross") else side
         matrix = weights.mean(0) if head is None else weights[head]
-        return render.terminal(matrix.cpu(), self.tokens[side], self.tokens[keys], width)
+        keys = self.tokens["encoder" if kind.endswith(".cross") else side]
+        if kind.endswith(".mixtures") or matrix.shape[1] != len(keys):  # Linformer, compressed groups
+            keys = [str(number + 1) for number in range(matrix.shape[1])]
+        return render.terminal(matrix.cpu(), self.tokens[side], keys, width)
 
     def __repr__(self) -> str:
         sizes = {
@@ -77,7 +80,7 @@ def attention(run: "TrainedModel", text: str, target: str | None = None) -> Atte
     """Return the attention weights for a text; see `TrainedModel.attention`."""
     batch, tokens, lengths = _batch(run, text, target)
     weights = {
-        kind: [_cut(layer[0], (-2, -1), batch, lengths) for layer in layers]
+        kind: [_cut(layer[0], (-2,) if kind.endswith(".mixtures") else (-2, -1), batch, lengths) for layer in layers]
         for kind, layers in record.attention(run.model, batch).items()
     }
     return Attention(tokens, weights)

@@ -386,7 +386,7 @@ def storage(subject: Subject) -> None:
 
 
 def kernels_law(subject: Subject) -> None:
-    """Every attention kernel (sdpa, flex) equals the reference kernel up to rounding, or refuses the input."""
+    """Every attention kernel (sdpa, chunked, flex) equals the reference kernel up to rounding, or refuses the input."""
     model, rows = subject.own_model(torch.float32), subject.examples(2)
     fast.install(model)
     for packed in (False, True):
@@ -396,7 +396,7 @@ def kernels_law(subject: Subject) -> None:
             continue
         outputs: dict[str, Tensor] = {}
         # Building a block mask for flex is slow on a CPU, and a packed mask tests everything that a padded mask tests.
-        for name in ("reference", "sdpa", "flex") if packed else ("reference", "sdpa"):
+        for name in ("reference", "sdpa", "chunked", "flex") if packed else ("reference", "sdpa", "chunked"):
             try:
                 with kernels.use(name):
                     outputs[name] = answers(model, batch)

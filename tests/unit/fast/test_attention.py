@@ -22,11 +22,13 @@ from regard.nn.block import Block
 from regard.nn.branches.cross_attention import CrossAttention
 from regard.nn.branches.feedforward import FeedForward
 from regard.nn.branches.self_attention import SelfAttention
+from regard.nn.core import Site
 from regard.nn.mask import Mask, View
 from regard.nn.pattern import AttentionPattern, Window
 from regard.nn.position.base import Position
 from regard.nn.position.bias import ALiBi, T5Bias
 from regard.nn.position.shaw import Shaw
+from regard.nn.rms_norm import RMSNorm
 from regard.nn.stacks.plain import Plain
 from regard.nn.terms import Terms
 from regard.nn.trace import Trace
@@ -464,3 +466,24 @@ def test_choice_of_kernel_with_triton(
         assert refusal is None
     else:
         assert reason in (refusal or "")
+
+
+@pytest.mark.parametrize(
+    ("spec", "fused"),
+    [
+        (SelfAttention(), True),
+        (SelfAttention(tied="query_key"), False),  # two parts, although of equal widths
+        (SelfAttention(tied="key_value"), False),
+        (SelfAttention(kv_heads=1), False),
+        (SelfAttention(d_value=5), False),
+        (SelfAttention(query_key_norm=RMSNorm()), False),
+    ],
+    ids=repr,
+)
+def test_a_kernel_reads_the_fused_projection_only_if_it_has_three_equal_parts(
+    spec: SelfAttention, fused: bool, site: Callable[..., Site]
+) -> None:
+    branch = spec.build(site())
+    install(branch, CPU)
+    assert isinstance(branch, kernels.FastSelfAttention)
+    assert branch.is_fused(View(Mask(), 5, 5, CPU)) == fused

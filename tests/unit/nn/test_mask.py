@@ -3,7 +3,8 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from regard.fast.attention import cumulative_lengths, is_causal_only, mask_mod, may_hide_all
+from regard.fast.attention import cumulative_lengths, is_causal_only, may_hide_all
+from regard.fast.flex import mask_mod
 from regard.nn.mask import Mask, View
 from regard.nn.pattern import Window
 

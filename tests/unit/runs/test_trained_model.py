@@ -14,6 +14,7 @@ from regard.decoding.hypothesis import Limits
 from regard.decoding.sample import Sample
 from regard.errors import DataError, SpecError
 from regard.inference.text import Constraints, Output
+from regard.runs.inspect import Attention
 from tests.unit.decoding.untrained import LINES, STREAM, TWO, untrained
 
 
@@ -137,6 +138,8 @@ def test_attention_has_weights_and_tokens_by_side(runs: dict[str, Any]) -> None:
     assert attention.tokens["encoder"][0] in attention.draw()
     with pytest.raises(SpecError, match=r"decoder\.cros"):
         attention.draw("decoder.cros")
+    compressed = Attention({"decoder": ["a", "b", "c", "d"]}, {"decoder.self": [torch.full((1, 4, 2), 0.5)]})
+    assert compressed.draw().split()[:2] == ["1", "2"]  # keys that are not tokens are numbered
     own = runs["translator"].attention("abcd efgh")
     assert own.tokens["encoder"] == attention.tokens["encoder"]
 

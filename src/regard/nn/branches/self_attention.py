@@ -1,6 +1,7 @@
 """Multi-head self-attention."""
 
 from dataclasses import dataclass
+from typing import Literal
 
 from jaxtyping import Float
 from torch import Tensor
@@ -12,6 +13,7 @@ from regard.nn.attention_heads import (
     attention_weights,
     check_pattern,
     check_sizes,
+    check_tied,
     factor,
     output_projection,
 )
@@ -30,7 +32,9 @@ class SelfAttention(BranchSpec):
     """Self-attention (Vaswani et al. 2017): concat_h(softmax(scale * q_h k_h') v_h) W_o with q, k, v projected from x.
 
     If `kv_heads` is below `heads`, query heads share key-value heads: grouped-query attention (Ainslie et al. 2023).
-    `query_key_norm` normalises the queries and keys of each head (Henry et al. 2020).
+    `query_key_norm` normalises the queries and keys of each head (Henry et al. 2020). `tied` leaves out a projection.
+    With "query_key", W_k = W_q, so that scores are symmetric before positions and norms are applied. With "key_value",
+    W_v = W_k.
     """
 
     kind = "self_attention"
@@ -45,6 +49,7 @@ class SelfAttention(BranchSpec):
     bias: bool | None = None  # None: the default of the model's linear layers
     position: Position | None = None  # of this layer; None: that of the stack
     attention_pattern: AttentionPattern | None = None  # of this layer; None: that of the stack
+    tied: Literal["none", "query_key", "key_value"] = "none"
 
     def check(self) -> None:
         check_sizes(self)
@@ -53,11 +58,15 @@ class SelfAttention(BranchSpec):
         check_pattern(self.attention_pattern, site)
         own, kv_heads = attention_site(self, site)
         check_shared_sizes(self.position, site, own, kv_heads)
+        check_tied(self.tied, own, kv_heads)
         return SelfAttentionModule(self, own, kv_heads)
 
 
 class SelfAttentionModule(Branch):
-    """Multi-head self-attention. The rows of `qkv.weight` are those of W_q, W_k and W_v, each ordered by head."""
+    """Multi-head self-attention. The rows of `qkv.weight` are those of W_q, W_k and W_v, each ordered by head.
+
+    A tied projection is there once: W_q, W_v if `tied` is "query_key", and W_q, W_k if it is "key_value".
+    """
 
     attend = staticmethod(attend)  # regard.fast installs faster kernels here
 
@@ -66,6 +75,9 @@ class SelfAttentionModule(Branch):
         H, K, V = site.heads, site.d_head, site.d_value
         self.heads, self.kv_heads = H, kv_heads
         widths: dict[Role, int] = {"query": H * K, "key": kv_heads * K, "value": kv_heads * V}
+        self.parts = {"none": (0, 1, 2), "query_key": (0, 0, 1), "key_value": (0, 1, 1)}[spec.tied]  # of q, k and v
+        if spec.tied != "none":
+            del widths["key" if spec.tied == "query_key" else "value"]
         self.widths = tuple(widths.values())
         self.qkv = site.linear(site.d_model, widths, bias=spec.bias)
         self.query_norm = spec.query_key_norm.build(site.inside("query_key_norm"), K)
@@ -89,7 +101,8 @@ class SelfAttentionModule(Branch):
         self, qkv: Float[Tensor, "B T W"], view: View
     ) -> tuple[Float[Tensor, "B H T K"], Float[Tensor, "B G T K"], Float[Tensor, "B G T V"]]:
         """Return q, k and v: the fused projection split by head, with query-key norm and position scheme applied."""
-        q, k, v = map(view.shift, qkv.split_with_sizes(self.widths, -1))
+        parts = [view.shift(part) for part in qkv.split_with_sizes(self.widths, -1)]
+        q, k, v = (parts[i] for i in self.parts)
         q = view.rotate(self.query_norm(split_heads(q, self.heads)))
         k = view.rotate(self.key_norm(split_heads(k, self.kv_heads)))
         return q, k, split_heads(v, self.kv_heads)

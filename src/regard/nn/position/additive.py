@@ -49,6 +49,7 @@ class Injected(Position):
 
     kind = "injected"
     shaped_by = ("heads", "kv_heads", "d_head", "d_value")
+    scores_pairs = False
     table: Additive = Sinusoidal()
 
     def build(self, site: Site) -> PositionTerms:

@@ -32,6 +32,7 @@ class Position(Spec):
 
     __slots__ = ()
     shaped_by: ClassVar[tuple[str, ...]] = ("heads",)  # sizes that a layer must share with its stack to use this scheme
+    scores_pairs: ClassVar[bool] = True  # whether it adds scores or values for pairs of a query and a key
 
     @abstractmethod
     def build(self, site: Site) -> "PositionTerms":

@@ -23,6 +23,7 @@ class Rotary(Position):
 
     kind = "rotary"
     shaped_by = ("d_head",)
+    scores_pairs = False
     base: float = 10000.0
 
     def check(self) -> None:

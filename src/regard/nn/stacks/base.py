@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from regard.nn.attention_heads import check_pattern
 from regard.nn.block import Block
-from regard.nn.branches.base import BranchSpec
+from regard.nn.branches.base import BranchSpec, Shared
 from regard.nn.cache import Rows
 from regard.nn.checks import require
 from regard.nn.core import Site, build_optional
@@ -27,7 +27,15 @@ def check_stack(spec: Any, pattern: tuple[Block, ...]) -> None:
         "positions",
         "two position schemes are for the same number of heads; keep one",
     )
-    if any(isinstance(part, BranchSpec) and part.attends for part in walk(spec)):
+    attending = [part for part in walk(spec) if isinstance(part, BranchSpec) and part.attends]
+    for part in attending:
+        for name in () if part.masked else ("attention_pattern", "strict"):
+            require(
+                not getattr(spec, name, None),
+                name,
+                f"{part.kind!r} has no such mask; leave it out, or set attention_pattern in the self_attention layers",
+            )
+    if attending:
         return
     for name in ("position", "positions", "attention_pattern", "strict"):
         require(
@@ -72,7 +80,8 @@ def stack_site(spec: Any, site: Site) -> Site:
     check_pattern(spec.attention_pattern, site)
     check_shared(spec.position, spec.positions, spec, site)
     others = {other.heads: other.position for other in spec.positions}
-    return replace(site, depth=spec.blocks(), position=spec.position, positions=others)
+    pattern = getattr(spec, "attention_pattern", None)
+    return replace(site, depth=spec.blocks(), position=spec.position, positions=others, attention_pattern=pattern)
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +122,7 @@ class Stack(nn.Module):
 
     position: PositionTerms | None
     positions: Any  # nn.ModuleDict
+    shared: Any  # nn.ModuleDict: modules that several layers share, by kind of layer
 
     __call__: Callable[..., StackOut]
 
@@ -136,3 +146,18 @@ def shared_positions(
         for i, other in enumerate(positions)
     }
     return build_optional(position, site.inside("position")), nn.ModuleDict(others)
+
+
+def shared_modules(spec: Spec, site: Site) -> nn.ModuleDict:
+    """Build the modules that layers of the stack `spec` share, by kind of layer. Each is in the model only once."""
+    described: dict[str, Shared] = {}
+    for part in walk(spec):
+        shared = part.shared() if isinstance(part, BranchSpec) else None
+        if shared is not None:
+            site.require(
+                described.setdefault(part.kind, shared) == shared,
+                "",
+                f"the {part.kind!r} layers of this stack share one module, but one has {described[part.kind]} and "
+                f"another {shared}; give them equal sizes",
+            )
+    return nn.ModuleDict({kind: shared.build(site.inside("shared")) for kind, shared in described.items()})

@@ -16,7 +16,7 @@ from regard.nn.core import Site
 from regard.nn.mask import Context, Mask, View
 from regard.nn.pattern import AttentionPattern
 from regard.nn.position.base import AtHeads, Position
-from regard.nn.stacks.base import Stack, StackOut, StackSpec, check_stack, shared_positions, stack_site
+from regard.nn.stacks.base import Stack, StackOut, StackSpec, check_stack, shared_modules, shared_positions, stack_site
 from regard.tree import walk
 
 
@@ -74,6 +74,7 @@ class FunnelModule(Stack):
             for i in range(spec.blocks())
         )
         self.position, self.positions = shared_positions(spec.position, spec.positions, site)
+        self.shared = shared_modules(spec, site)
         self.end = spec.block_of(spec.blocks() - 1).rules()[-1].end(site.inside("pattern[-1].residual"))
         self.halving = {sum(spec.layers[:group]) for group in range(1, len(spec.layers))}
         self.attention_pattern, self.site = spec.attention_pattern, site
@@ -85,7 +86,7 @@ class FunnelModule(Stack):
             raise DataError("packed: a funnel would pool tokens of different texts; use padded batches")
         if state is not None:
             raise self.site.error("kind", "a funnel needs the whole sequence and cannot decode; use it in an encoder")
-        ctx = replace(ctx, own=self.viewed(ctx.own))
+        ctx = replace(ctx, own=self.viewed(ctx.own), shared=self.shared)
         layers = [x]
         for call, block in enumerate(self.blocks):
             assert isinstance(block, BlockModule)

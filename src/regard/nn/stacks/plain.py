@@ -13,7 +13,7 @@ from regard.nn.core import Site
 from regard.nn.mask import Context
 from regard.nn.pattern import AttentionPattern
 from regard.nn.position.base import AtHeads, Position
-from regard.nn.stacks.base import Stack, StackOut, StackSpec, check_stack, shared_positions, stack_site
+from regard.nn.stacks.base import Stack, StackOut, StackSpec, check_stack, shared_modules, shared_positions, stack_site
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +57,7 @@ class PlainModule(Stack):
             spec.block_of(i).build(site.inside(f"pattern[{i % tiles}]", layer=i)) for i in range(number)
         )
         self.position, self.positions = shared_positions(spec.position, spec.positions, site)
+        self.shared = shared_modules(spec, site)
         self.end = spec.block_of(spec.depth - 1).rules()[-1].end(site.inside("pattern[-1].residual"))
         self.plan = [call % number for call in range(spec.depth)]
         self.attention_pattern, self.strict = spec.attention_pattern, spec.strict
@@ -74,9 +75,9 @@ class PlainModule(Stack):
         return StackOut(x, ctx.own.mask.q_seg, (*layers[:-1], x) if keep else ())
 
     def context(self, ctx: Context) -> Context:
-        """Return `ctx` with the attention pattern and the position terms of this stack."""
+        """Return `ctx` with the attention pattern, the position terms and the shared modules of this stack."""
         view = ctx.own.with_mask(attention_pattern=self.attention_pattern, strict=self.strict)
-        return replace(ctx, own=view.with_positions(self.position, self.positions))
+        return replace(ctx, own=view.with_positions(self.position, self.positions), shared=self.shared)
 
     def start(self, rows: Rows, ctx: Context) -> list[Any]:
         ctx = self.context(ctx)

@@ -16,7 +16,7 @@ from regard.nn.mask import Context
 from regard.nn.pattern import AttentionPattern
 from regard.nn.position.base import AtHeads, Position
 from regard.nn.precision import widen
-from regard.nn.stacks.base import Stack, StackOut, StackSpec, check_stack, shared_positions, stack_site
+from regard.nn.stacks.base import Stack, StackOut, StackSpec, check_stack, shared_modules, shared_positions, stack_site
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +106,7 @@ class UniversalStack(Stack):
         self.blocks = nn.ModuleList([spec.block.build(site.inside("block"))])
         self.steps = StepEmbeddings(spec.steps, site)
         self.position, self.positions = shared_positions(spec.position, spec.positions, site)
+        self.shared = shared_modules(spec, site)
         self.end = spec.block.rules()[-1].end(site.inside("block.residual"))
         self.first, self.last = spec.before, spec.before + spec.steps  # range of the recurrent steps
         self.calls = spec.blocks()
@@ -141,9 +142,9 @@ class UniversalStack(Stack):
         return self.call(x + self.steps(n), self.first + n, ctx, state)
 
     def context(self, ctx: Context) -> Context:
-        """Return `ctx` with the attention pattern and the position terms of this stack."""
+        """Return `ctx` with the attention pattern, the position terms and the shared modules of this stack."""
         view = ctx.own.with_mask(attention_pattern=self.attention_pattern, strict=self.strict)
-        return replace(ctx, own=view.with_positions(self.position, self.positions))
+        return replace(ctx, own=view.with_positions(self.position, self.positions), shared=self.shared)
 
     def start(self, rows: Rows, ctx: Context) -> list[Any]:
         ctx = self.context(ctx)

@@ -11,11 +11,13 @@ from regard.nn.branches.self_attention import SelfAttention
 from regard.nn.core import Branch, Site
 from regard.nn.mask import Context, Mask, View
 from regard.nn.position.additive import Injected
+from regard.nn.position.base import position_bias
 from regard.nn.position.bias import ALiBi, T5Bias
 from regard.nn.position.rotary import Rotary
 from regard.nn.position.shaw import Shaw
 from regard.nn.rms_norm import RMSNorm
 from regard.nn.trace import Trace
+from regard.weights import copy_from, unfused
 
 MakeSite = Callable[..., Site]
 Naive = Callable[..., Tensor]
@@ -44,10 +46,12 @@ def by_hand(
 ) -> Tensor:
     """concat_h(softmax(scale q_h k_g') v_g) W_o, head by head, g = h // (H / G)."""
     H, G = branch.heads, branch.kv_heads
-    K, V = branch.widths[0] // H, branch.widths[2] // G
+    K, V = branch.widths[0] // H, branch.widths[-1] // G
     W, b = branch.qkv.weight, branch.qkv.bias
     b = torch.zeros(len(W)) if b is None else b
     starts = {"q": 0, "k": H * K, "v": H * K + G * K}
+    if spec.tied != "none":
+        starts |= {"query_key": {"k": 0, "v": H * K}, "key_value": {"v": H * K}}[spec.tied]
 
     def head(role: str, h: int, width: int) -> Tensor:
         rows = slice(starts[role] + h * width, starts[role] + (h + 1) * width)
@@ -79,6 +83,9 @@ VARIANTS = {
     "query-key norm": SelfAttention(query_key_norm=RMSNorm()),
     "grouped with query-key norm": SelfAttention(heads=4, kv_heads=2, query_key_norm=RMSNorm()),
     "no biases": SelfAttention(bias=False),
+    "tied query and key": SelfAttention(tied="query_key", d_value=5),
+    "tied query and key with norms": SelfAttention(tied="query_key", query_key_norm=RMSNorm()),
+    "tied key and value": SelfAttention(heads=4, kv_heads=2, tied="key_value"),
 }
 
 
@@ -92,13 +99,33 @@ def test_by_formula(spec: SelfAttention, mask: Mask, site: MakeSite, naive: Naiv
 
 @pytest.mark.parametrize("spec", VARIANTS.values(), ids=list(VARIANTS))
 def test_parameters(spec: SelfAttention, site: MakeSite) -> None:
-    """C4: three projections, and W_o if there is one."""
+    """C4: three projections (two if one is tied), and W_o if there is one."""
     branch: Any = spec.build(site())
     H, G = branch.heads, branch.kv_heads
-    K, V, bias = branch.widths[0] // H, branch.widths[2] // G, spec.bias is not False
-    projections = (12 + bias) * (H * K + G * K + G * V) + spec.output * (H * V + bias) * 12
+    K, V, bias = branch.widths[0] // H, branch.widths[-1] // G, spec.bias is not False
+    widths = {"none": H * K + G * K + G * V, "query_key": H * K + G * V, "key_value": H * K + G * K}[spec.tied]
+    projections = (12 + bias) * widths + spec.output * (H * V + bias) * 12
     norms = 0 if spec.query_key_norm.kind == "no_norm" else 2 * K
     assert sum(p.numel() for p in branch.parameters()) == projections + norms
+
+
+@pytest.mark.parametrize("tied", ["query_key", "key_value"])
+def test_tied_projections_equal_copies_of_one_projection(tied: Any, site: MakeSite) -> None:
+    """C6, C7: W_k = W_q, or W_v = W_k. With W_k = W_q, the scores of two tokens are symmetric."""
+    branch, x = branch_of(SelfAttention(tied=tied), site()), torch.randn(2, T, 12)
+    free: Any = SelfAttention().build(site())
+    copies = {"query": "query", "key": "query", "value": "value"}
+    if tied == "key_value":
+        copies |= {"key": "key", "value": "key"}
+    parts = unfused(branch)
+    mapping = {
+        f"{role}.{name}": parts[f"{part}.{name}"] for role, part in copies.items() for name in ("weight", "bias")
+    }
+    copy_from(free, mapping | {f"output.{name}": parts[f"output.{name}"] for name in ("weight", "bias")})
+    torch.testing.assert_close(branch(x, context(Mask())), free(x, context(Mask())), rtol=0, atol=1e-12)
+    q, k, _ = branch.split(branch.qkv(x), View(Mask(), T, T, CPU))  # type: ignore[reportAttributeAccessIssue]
+    scores = q @ k.transpose(-1, -2)
+    assert torch.allclose(scores, scores.transpose(-1, -2)) == (tied == "query_key")
 
 
 def test_stack_bias_reaches_the_scores(site: MakeSite, naive: Naive) -> None:
@@ -106,7 +133,7 @@ def test_stack_bias_reaches_the_scores(site: MakeSite, naive: Naive) -> None:
     view = View(Mask(causal=True), T, T, CPU)
     view = view.with_terms(T5Bias(8, 9).build(site())(view))
     assert view.terms is not None
-    expected = by_hand(branch, SelfAttention(), x, view.mask, naive, view.terms.bias)
+    expected = by_hand(branch, SelfAttention(), x, view.mask, naive, position_bias(view))
     torch.testing.assert_close(branch(x, Context(view)), expected, rtol=0, atol=1e-12)
 
 
@@ -114,7 +141,7 @@ def test_the_position_of_the_layer_replaces_that_of_the_stack(site: MakeSite, na
     spec = SelfAttention(position=ALiBi())
     branch, x = branch_of(spec, site(position=T5Bias())), torch.randn(2, T, 12)
     view = View(Mask(causal=True), T, T, CPU)
-    bias = ALiBi().build(site())(view).bias
+    bias = position_bias(view.with_terms(ALiBi().build(site())(view)))
     with_stack_bias = view.with_terms(T5Bias(8, 9).build(site())(view))
     expected = by_hand(branch, SelfAttention(), x, view.mask, naive, bias)
     torch.testing.assert_close(branch(x, Context(with_stack_bias)), expected, rtol=0, atol=1e-12)
@@ -162,6 +189,8 @@ def test_attention_dropout_in_training_only(site: MakeSite) -> None:
         ),
         (SelfAttention(kv_heads=1, position=Injected()), {}, "kv_heads", "needs as many key-value heads"),
         (SelfAttention(output=False, d_value=5), {}, "output", "d_model 12, not 3 x 5"),
+        (SelfAttention(kv_heads=1, tied="query_key"), {}, "tied", "1 key-value heads cannot have the projection of 3"),
+        (SelfAttention(d_value=5, tied="key_value"), {}, "tied", "values of width 5 cannot .* keys of width 4"),
     ],
 )
 def test_refusals(spec: SelfAttention, changes: dict[str, Any], name: str, message: str, site: MakeSite) -> None:

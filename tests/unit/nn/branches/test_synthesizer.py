@@ -27,7 +27,7 @@ from regard.nn.core import Branch, Site
 from regard.nn.mask import Context, Mask, View
 from regard.nn.pattern import Window
 from regard.nn.position.additive import Injected
-from regard.nn.position.base import AtHeads
+from regard.nn.position.base import AtHeads, position_bias
 from regard.nn.position.bias import ALiBi, T5Bias
 from regard.nn.position.rotary import Rotary
 from regard.nn.position.shaw import Shaw
@@ -163,7 +163,7 @@ def test_stack_bias_for_the_number_of_heads_is_added_to_scores(
     view = View(Mask(causal=True), T, T, CPU)
     terms = branch_of(T5Bias(8, 9), site(heads=2))(view)
     with_stack_bias = replace(view, by_heads={2: view.with_terms(terms)})
-    expected = by_hand(branch, spec, x, view.mask, is_visible, terms.bias)
+    expected = by_hand(branch, spec, x, view.mask, is_visible, position_bias(view.with_terms(terms)))
     torch.testing.assert_close(branch(x, Context(with_stack_bias)), expected, rtol=0, atol=1e-12)
 
 

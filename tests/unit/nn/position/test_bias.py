@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from regard.errors import SpecError
 from regard.nn.core import Site
 from regard.nn.mask import Mask, View
-from regard.nn.position.base import Position
+from regard.nn.position.base import Position, position_bias
 from regard.nn.position.bias import ALiBi, DistanceBias, T5Bias, alibi_slopes
 
 MakeSite = Callable[..., Site]
@@ -18,9 +18,10 @@ CPU = torch.device("cpu")
 def bias_of(position: Position, view: View, site: Site) -> tuple[Tensor, nn.Module]:
     module = position.build(site)
     terms = module(view)
-    assert terms.bias is not None
-    assert (terms.rotation, terms.offset, terms.content, terms.context) == (None, None, None, None)
-    return terms.bias, module
+    assert (terms.rotation, terms.offset, terms.bias, terms.content, terms.context) == (None, None, None, None, None)
+    bias = position_bias(view.with_terms(terms))
+    assert bias is not None
+    return bias, module
 
 
 def full_view(T: int) -> View:

@@ -1,8 +1,11 @@
+import copy
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
 import torch
+from torch import Tensor, nn
 
 from regard.errors import SpecError
 from regard.nn.block import Block
@@ -14,18 +17,81 @@ from regard.nn.branches.self_attention import SelfAttention
 from regard.nn.branches.synthesizer import RandomScores, Synthesizer
 from regard.nn.branches.weighted import Weighted
 from regard.nn.checks import MOST_BLOCKS
-from regard.nn.core import Site
-from regard.nn.mask import Mask, View
+from regard.nn.core import Branch, Site
+from regard.nn.mask import Context, Mask, View
 from regard.nn.pattern import Window
-from regard.nn.position.base import AtHeads
+from regard.nn.position.base import AtHeads, position_bias
 from regard.nn.position.bias import ALiBi, T5Bias
 from regard.nn.position.rotary import Rotary
-from regard.nn.stacks.base import StackSpec
+from regard.nn.stacks.base import StackSpec, shared_modules
 from regard.nn.stacks.funnel import Funnel
 from regard.nn.stacks.plain import Plain
 from regard.nn.stacks.universal import Universal, UniversalACT
 
 CPU = torch.device("cpu")
+
+
+@dataclass(frozen=True, slots=True)
+class Scale:
+    """Describes a shared module: multiplication by a learned number."""
+
+    value: float = 2.0
+
+    def build(self, site: Site) -> nn.Module:
+        return ScaleModule(self.value)
+
+
+class ScaleModule(nn.Module):
+    def __init__(self, value: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.tensor(value))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.weight * x
+
+
+@dataclass(frozen=True, slots=True)
+class Scaled(BranchSpec):
+    """A branch that applies the module which all layers of its stack share."""
+
+    kind = "scaled"
+    attends = True  # so that a funnel accepts it
+    by: float | None = 2.0
+
+    def shared(self) -> Scale | None:
+        return None if self.by is None else Scale(self.by)
+
+    def build(self, site: Site) -> Branch:
+        return ScaledModule()
+
+
+class ScaledModule(Branch):
+    def forward(self, x: Tensor, ctx: Context, state: Any = None) -> Tensor:
+        assert ctx.shared is not None
+        return ctx.shared["scaled"](x)
+
+
+@pytest.mark.parametrize("kind", [Plain, Universal, UniversalACT, Funnel])
+def test_layers_share_a_module_of_the_stack(kind: type[StackSpec], site: Callable[..., Site]) -> None:
+    place = site(causal=kind is not Funnel)
+    parallel = Parallel((Scaled(), Scaled()))  # also inside another branch
+    built: Any = stack(kind, Scaled(), parallel).build(place)
+    assert [name for name in built.state_dict() if "shared" in name] == ["shared.scaled.weight"]
+    x = torch.randn(2, 4, 12)
+    out = built(x, Context(View(Mask(causal=place.causal), 4, 4, CPU))).x
+    out.sum().backward()
+    assert built.shared["scaled"].weight.grad.abs() > 0
+    again = copy.deepcopy(built)
+    with torch.no_grad():
+        again.shared["scaled"].weight.add_(1.0)
+    assert not torch.equal(again(x, Context(View(Mask(causal=place.causal), 4, 4, CPU))).x, out)
+    assert torch.equal(built(x, Context(View(Mask(causal=place.causal), 4, 4, CPU))).x, out)
+
+
+def test_a_shared_module_is_there_only_if_a_layer_describes_one(site: Callable[..., Site]) -> None:
+    assert not list(shared_modules(stack(Plain, Scaled(None)), site()))
+    with pytest.raises(SpecError, match=r"^decoder: the 'scaled' layers of this stack share one module, but one has"):
+        stack(Plain, Scaled(2.0), Scaled(3.0)).build(site(path="decoder"))
 
 
 def test_view_is_unchanged_without_pattern_or_position() -> None:
@@ -46,8 +112,9 @@ def test_with_positions_adds_position_terms(site: Callable[..., Site]) -> None:
     module = ALiBi().build(site())
     prepared = View(Mask(causal=True, start=2), 1, 3, CPU).with_positions(module)
     assert prepared.terms is not None
-    assert prepared.terms.bias is not None
-    assert prepared.terms.bias.shape == (1, 3, 1, 3)
+    bias = position_bias(prepared)
+    assert bias is not None
+    assert bias.shape == (1, 3, 1, 3)
 
 
 def stack(kind: type[StackSpec], *branches: BranchSpec, **more: Any) -> StackSpec:

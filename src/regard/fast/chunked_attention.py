@@ -1,0 +1,133 @@
+"""Sparse attention by torch's own kernel: each tile of queries attends to the tiles of keys that are visible to it.
+
+Time and memory grow with the number of visible tiles instead of T x S. Unlike FlexAttention, it has gradients on a CPU
+and attention dropout.
+"""
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from regard.fast.flex import mask_mod
+from regard.fast.tiles import Tiles, tiles
+from regard.nn.attention import cached
+from regard.nn.mask import View
+from regard.nn.position.base import positions_of
+
+SIZE = 64  # tokens in a tile
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Query tiles with similar numbers of visible key tiles: n query tiles with up to m key tiles each."""
+
+    queries: Int[Tensor, " n"]
+    keys: Int[Tensor, "n m"]
+    mask: Bool[Tensor, "n 1 c M"]  # M = m * c
+
+
+def chunked_attention(
+    q: Float[Tensor, "B H T K"],
+    k: Float[Tensor, "B G S K"],
+    v: Float[Tensor, "B G S V"],
+    view: View,
+    scale: float,
+    dropout: float,
+) -> Float[Tensor, "B H T V"]:
+    """Return attention over the visible tiles. Query tiles with similar numbers of key tiles are computed together."""
+    B, H, T, _ = q.shape
+    groups = cached(view.shared, ("groups", B), lambda: groups_of(view, B))
+    rows = visible_tiles(view).some.shape[0]  # 1: the same tiles in all batch rows, which become heads
+    outer = B if rows == 1 else 1
+    q_tiles, k_tiles, v_tiles = (_split(x, outer) for x in (q, k, v))
+    outputs = []
+    for group in groups:
+        n, m = group.keys.shape
+        mine = q_tiles[group.queries].flatten(1, 2)  # (n, outer * H, c, K)
+        keys, values = (x[group.keys.flatten()].unflatten(0, (n, m)) for x in (k_tiles, v_tiles))
+        keys, values = (x.permute(0, 2, 3, 1, 4, 5).flatten(3, 4).flatten(1, 2) for x in (keys, values))
+        bias = _bias(view, group, q.dtype)
+        if bias is None:
+            empty, mask = ~group.mask.any(-1, keepdim=True), group.mask
+            mask = mask | empty
+        else:
+            empty = ~group.mask.any(-1, keepdim=True)
+            mask = bias.masked_fill(~(group.mask | empty), -torch.inf).repeat(1, outer, 1, 1)
+        y = F.scaled_dot_product_attention(
+            mine, keys, values, mask, dropout_p=dropout, scale=scale, enable_gqa=mine.shape[1] != keys.shape[1]
+        )
+        outputs.append(y.masked_fill(empty, 0.0).unflatten(1, (outer, H)))
+    order = cached(view.shared, ("order", B), lambda: torch.cat([group.queries for group in groups]).argsort())
+    y = torch.cat(outputs)[order]  # (tiles, outer, H, c, V)
+    if rows == 1:
+        y = y.permute(1, 2, 0, 3, 4).flatten(2, 3)
+    else:
+        y = y[:, 0].unflatten(0, (B, -1)).transpose(1, 2).flatten(2, 3)
+    return y[:, :, :T]
+
+
+def visible_tiles(view: View) -> Tiles:
+    """Return the visible tiles of `view`, which are cached for the layers of a stack."""
+    return cached(view.shared, ("tiles", SIZE), lambda: tiles(view, SIZE))
+
+
+def groups_of(view: View, rows: int) -> list[Group]:
+    """Return the groups of query tiles. The numbers of visible key tiles in a group differ by less than a factor of 2.
+
+    If batch rows have different tiles, tile t of row b has index b * (number of tiles in a row) + t.
+    """
+    some = visible_tiles(view).some
+    each, keys = some.shape[0] > 1, some.shape[2]
+    assert some.shape[0] in (1, rows)
+    offset = torch.arange(some.shape[0], device=some.device)[:, None, None] * keys
+    order = some.to(torch.int8).argsort(dim=-1, descending=True, stable=True)
+    index, counts = (order + offset).flatten(0, 1), some.sum(-1).flatten()
+    widths = torch.where(counts > 0, 2 ** counts.clamp(min=1).log2().ceil(), 0).long()
+    groups = []
+    for width in widths.unique().tolist():
+        queries = (widths == width).nonzero()[:, 0]
+        most = max(int(counts[queries].max()), 1)
+        chosen = index[queries, :most]
+        valid = torch.arange(most, device=some.device) < counts[queries, None]
+        groups.append(Group(queries, chosen, _mask(view, queries, order.flatten(0, 1)[queries, :most], valid, each)))
+    return groups
+
+
+def _mask(
+    view: View, queries: Int[Tensor, " n"], keys: Int[Tensor, "n m"], valid: Bool[Tensor, "n m"], each: bool
+) -> Bool[Tensor, "n 1 c M"]:
+    """Return the mask of the tokens in each query tile and in its key tiles, without those beyond the end of a row."""
+    tiles_of_row = -(-view.T // SIZE)
+    inside = torch.arange(SIZE, device=queries.device)
+    i = (queries % tiles_of_row)[:, None, None] * SIZE + inside[:, None]
+    j = (keys[:, :, None] * SIZE + inside).flatten(1)[:, None]
+    row = (queries // tiles_of_row)[:, None, None] if each else torch.zeros_like(i[:, :1])
+    shown = mask_mod(view)(row, None, i.clamp(max=view.T - 1), j.clamp(max=view.S - 1))
+    shown = shown & (i < view.T) & (j < view.S) & valid.repeat_interleave(SIZE, 1)[:, None]
+    return shown[:, None]
+
+
+def _bias(view: View, group: Group, dtype: torch.dtype) -> Float[Tensor, "n H c M"] | None:
+    """Return the bias that the position scheme adds to the scores of a group, or None."""
+    terms = view.terms
+    if terms is None or terms.by_distance is None:
+        return None
+    positions, tiles_of_row, tiles_of_keys = positions_of(view), -(-view.T // SIZE), -(-view.S // SIZE)
+    inside = torch.arange(SIZE, device=view.device)
+    i = ((group.queries % tiles_of_row)[:, None] * SIZE + inside).clamp(max=view.T - 1)
+    j = ((group.keys % tiles_of_keys)[:, :, None] * SIZE + inside).flatten(1).clamp(max=view.S - 1)
+    row = (group.queries // tiles_of_row)[:, None]
+    q = positions.q[row if positions.q.shape[0] > 1 else 0, i]
+    k = positions.k[row if positions.k.shape[0] > 1 else 0, j]
+    return terms.by_distance(k[:, None, :] - q[:, :, None]).transpose(0, 1).to(dtype)
+
+
+def _split(x: Float[Tensor, "B H T K"], outer: int) -> Float[Tensor, "n outer H c K"]:
+    """Split the tokens into tiles, along the first axis. With `outer` 1, this axis has the tiles of all batch rows."""
+    x = F.pad(x, (0, 0, 0, -x.shape[2] % SIZE)).unflatten(2, (-1, SIZE))  # (B, H, n, c, K)
+    if outer == 1:
+        return x.transpose(1, 2).flatten(0, 1)[:, None]
+    return x.permute(2, 0, 1, 3, 4)

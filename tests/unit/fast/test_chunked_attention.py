@@ -1,0 +1,100 @@
+"""The kernels "chunked" and "flex" equal the reference under every pattern."""
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from regard.fast import attention as kernels
+from regard.fast.chunked_attention import groups_of
+from regard.nn.mask import Mask, View
+from regard.nn.pattern import AnyOf, GlobalTokens, Window
+from regard.nn.position.bias import alibi_slopes
+from regard.nn.terms import Terms
+
+from .sparse_masks import T, masks
+
+CPU = torch.device("cpu")
+MASKS = dict(masks())
+SLOPES = torch.tensor(alibi_slopes(4), dtype=torch.float64)
+ALIBI = Terms(by_distance=lambda distance: -SLOPES.view(-1, *[1] * distance.dim()) * distance.abs())
+
+
+def inputs(kv_heads: int = 4) -> list[Tensor]:
+    torch.manual_seed(0)
+    return [torch.randn(2, heads, T, 8, dtype=torch.float64, requires_grad=True) for heads in (4, kv_heads, kv_heads)]
+
+
+def output_and_gradients(kernel: str, mask: Mask, terms: Terms | None, kv_heads: int = 4) -> list[Tensor]:
+    """Return the output of `kernel`, and the gradients of q, k and v if it has them on a CPU."""
+    qkv = inputs(kv_heads)
+    gradients = kernel != "flex"
+    with kernels.use(kernel):
+        q, k, v = (x if gradients else x.detach() for x in qkv)
+        y = kernels.attend(q, k, v, View(mask, T, T, CPU, terms), scale=0.3)
+    if not gradients:
+        return [y]
+    torch.manual_seed(1)
+    return [y, *torch.autograd.grad((y * torch.randn_like(y)).sum(), qkv)]
+
+
+@pytest.mark.parametrize("name", MASKS)
+def test_sparse_kernels_equal_the_reference(name: str) -> None:
+    expected = output_and_gradients("reference", MASKS[name], None)
+    for kernel in ("chunked", "flex"):
+        for output, reference in zip(output_and_gradients(kernel, MASKS[name], None), expected, strict=False):
+            torch.testing.assert_close(output, reference, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", ["window, plain, causal", "big bird, padded", "sinks, packed, causal"])
+@pytest.mark.parametrize(("terms", "kv_heads"), [(ALIBI, 4), (None, 2), (ALIBI, 1)])
+def test_sparse_kernels_have_biases_and_grouped_queries(name: str, terms: Terms | None, kv_heads: int) -> None:
+    expected = output_and_gradients("reference", MASKS[name], terms, kv_heads)
+    for kernel in ("chunked", "flex"):
+        for output, reference in zip(
+            output_and_gradients(kernel, MASKS[name], terms, kv_heads), expected, strict=False
+        ):
+            torch.testing.assert_close(output, reference, rtol=0, atol=1e-12)
+
+
+def test_single_precision_is_within_a_millionth() -> None:
+    q, k, v = (x.detach().float() for x in inputs())
+    view = View(MASKS["window, plain, causal"], T, T, CPU)
+    with kernels.use("reference"):
+        expected = kernels.attend(q, k, v, view, scale=0.3)
+    for kernel in ("sdpa", "chunked", "flex"):
+        with kernels.use(kernel):
+            assert (kernels.attend(q, k, v, view, scale=0.3) - expected).abs().max() < 1e-6
+
+
+def test_dropout_of_attention_weights_keeps_the_mean() -> None:
+    q, k, v = (x.detach() for x in inputs())
+    view = View(MASKS["window, plain, causal"], T, T, CPU)
+    with kernels.use("chunked"):
+        whole = kernels.attend(q, k, v, view, scale=0.3)
+        mean = torch.stack([kernels.attend(q, k, v, view, scale=0.3, dropout=0.3) for _ in range(200)]).mean(0)
+    assert not torch.equal(mean, whole)
+    # The first query attends to itself alone: its output is 0 or v / 0.7. Its mean is within 6 standard errors.
+    error = 6 * math.sqrt(0.3 / 0.7 / 200) * v[:, :, 0].abs()
+    assert ((mean - whole)[:, :, 0].abs() <= error).all()
+
+
+def test_no_tensor_of_the_mask_has_length_squared_elements() -> None:
+    length = 4096
+    view = View(Mask(causal=True, attention_pattern=AnyOf((Window(64), GlobalTokens(1)))), length, length, CPU)
+    assert sum(group.mask.numel() for group in groups_of(view, 1)) < length * 64 * 8
+
+
+@pytest.mark.parametrize(
+    ("pattern", "length", "chosen"),
+    [(Window(64), 4096, "chunked"), (Window(64), 512, "sdpa"), (Window(4096), 4096, "sdpa"), (None, 4096, "sdpa")],
+)
+def test_long_sequences_with_small_windows_use_the_sparse_kernel(
+    pattern: Window | None, length: int, chosen: str
+) -> None:
+    q = torch.empty(1, 1, length, 8)
+    view = View(Mask(causal=True, attention_pattern=pattern), length, length, CPU)
+    assert kernels.choose(kernels.Call(q, q, q, view, 1.0, 0.0)) == chosen
+    with_table = View(view.mask, length, length, CPU, Terms(content=lambda q: q))
+    assert kernels.choose(kernels.Call(q, q, q, with_table, 1.0, 0.0)) == "sdpa"
