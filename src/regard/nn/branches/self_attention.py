@@ -65,7 +65,8 @@ class SelfAttention(BranchSpec):
 class SelfAttentionModule(Branch):
     """Multi-head self-attention. The rows of `qkv.weight` are those of W_q, W_k and W_v, each ordered by head.
 
-    A tied projection is there once: W_q, W_v if `tied` is "query_key", and W_q, W_k if it is "key_value".
+    A tied projection is stored once: the rows are those of W_q and W_v with `tied` "query_key", and those of W_q and
+    W_k with "key_value".
     """
 
     attend = staticmethod(attend)  # regard.fast installs faster kernels here
