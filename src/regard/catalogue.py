@@ -33,6 +33,7 @@ from regard.nn.branches.cross_attention import CrossAttention
 from regard.nn.branches.evolved import EvolvedDecoderConv, EvolvedEncoderConv, GatedLinear
 from regard.nn.branches.experts import MixtureOfExperts, Switch
 from regard.nn.branches.feedforward import FeedForward
+from regard.nn.branches.gated_delta import GatedDelta
 from regard.nn.branches.linformer import Linformer
 from regard.nn.branches.ngram_convolution import NGramConvolution
 from regard.nn.branches.parallel import Parallel
@@ -121,6 +122,7 @@ SLOTS: dict[type[Spec], tuple[type[Spec], ...]] = {
         EvolvedDecoderConv,
         EvolvedEncoderConv,
         FeedForward,
+        GatedDelta,
         GatedLinear,
         LightConv,
         Linformer,

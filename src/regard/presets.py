@@ -21,6 +21,7 @@ from regard.nn.branches.compressed_attention import CompressedAttention
 from regard.nn.branches.cross_attention import CrossAttention
 from regard.nn.branches.experts import MixtureOfExperts
 from regard.nn.branches.feedforward import FeedForward
+from regard.nn.branches.gated_delta import GatedDelta
 from regard.nn.branches.recurrent import Recurrence
 from regard.nn.branches.self_attention import SelfAttention
 from regard.nn.embedding import Tokens
@@ -31,6 +32,7 @@ from regard.nn.norm import LayerNorm, NoNorm, Norm
 from regard.nn.pattern import Blocks
 from regard.nn.position.additive import Learned
 from regard.nn.position.bias import T5Bias
+from regard.nn.position.rotary import Rotary
 from regard.nn.recurrent import LSTM
 from regard.nn.residual import PostNorm, PreNorm
 from regard.nn.rms_norm import RMSNorm
@@ -141,6 +143,27 @@ def gpt2_small() -> DecoderOnly:
         attention_dropout=0.1,
         input=Tokens(scaled=False, position=Learned(1024)),
         decoder=Plain((block,), 12),
+        init=GPT2Init(),
+    )
+
+
+def hybrid() -> DecoderOnly:
+    """A language model for long texts: 12 layers, width 768; every fourth has attention, the others the delta rule.
+
+    The layers are those of Qwen3-Next at the size of GPT-2 small: three `gated_delta` layers, whose state has the same
+    size for a text of any length, then one layer of full attention with query-key norm and rotary positions. Norms are
+    RMS norms, and feed-forward layers are SwiGLU. Differs from Qwen3-Next: no output gate in attention, all channels of
+    a head are rotated, as many key-value heads as query heads, and no experts.
+    """
+    feedforward, residual = FeedForward(2048, "swish", gated=True), PreNorm(RMSNorm())
+    delta = Block((GatedDelta(d_value=128), feedforward), residual)
+    attention = Block((SelfAttention(query_key_norm=RMSNorm()), feedforward), residual)
+    return DecoderOnly(
+        d_model=768,
+        heads=12,
+        input=Tokens(scaled=False, position=None),
+        decoder=Plain((delta, delta, delta, attention), 12, position=Rotary()),
+        linear=Dense(bias=False),
         init=GPT2Init(),
     )
 
@@ -317,8 +340,8 @@ def bytenet_small() -> ByteNet:
 
 
 _ALL = (
-    bert_base, bytenet, bytenet_small, convs2s, convs2s_wmt, gnmt, gpt2_small, lstm_attention, lstm_classifier, lstm_lm,
-    narang_base, narang_small, rnn, rnn_attention, sahai, t5_base, transformer_base, transformer_big, transformer_d,
-    transformer_dmca, transformer_dmca_moe, transformer_ed, transformer_small, transformer_tiny,
+    bert_base, bytenet, bytenet_small, convs2s, convs2s_wmt, gnmt, gpt2_small, hybrid, lstm_attention, lstm_classifier,
+    lstm_lm, narang_base, narang_small, rnn, rnn_attention, sahai, t5_base, transformer_base, transformer_big,
+    transformer_d, transformer_dmca, transformer_dmca_moe, transformer_ed, transformer_small, transformer_tiny,
 )  # fmt: skip
 PRESETS: dict[str, Callable[[], ModelSpec]] = {function.__name__: function for function in _ALL}

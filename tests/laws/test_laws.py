@@ -24,6 +24,7 @@ from regard.nn.branches.compressed_attention import CompressedAttention
 from regard.nn.branches.cross_attention import CrossAttention
 from regard.nn.branches.experts import MixtureOfExperts
 from regard.nn.branches.feedforward import FeedForward
+from regard.nn.branches.gated_delta import GatedDelta
 from regard.nn.branches.linformer import Linformer
 from regard.nn.branches.ngram_convolution import NGramConvolution
 from regard.nn.branches.parameter_free_attention import ParameterFreeAttention
@@ -90,6 +91,7 @@ PARTS_UNDER_LAW: dict[str, Spec] = {
     "cross_attention grouped": CrossAttention(kv_heads=2),
     "cross_attention wide": CrossAttention(heads=3, d_head=6, d_value=2),
     "cross_attention query-key norm": CrossAttention(query_key_norm=RMSNorm(), scale="none"),
+    "gated_delta": GatedDelta(4, key_heads=2, d_head=3, d_value=5, kernel_size=2, bias=False),
     "ngram_convolution": NGramConvolution((2, 3), filters=5),
     "layer_norm scalar": LayerNorm(gain="scalar"),
     "layer_norm bare outside": LayerNorm(gain="none", root="outside"),
@@ -311,6 +313,7 @@ COMPILED = [
     "self_attention own shaw: encoder_decoder",
     "compressed_attention: encoder_decoder",
     "shared blocks: decoder_only",
+    "gated_delta: decoder_only",
     "linformer sharing layers",
 ]
 

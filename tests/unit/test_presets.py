@@ -65,6 +65,15 @@ def test_parameter_counts_of_the_lecture_preset() -> None:
     assert count(preset("sahai")) == vocab * d + 3 * (encoder + decoder)
 
 
+def test_parameter_counts_of_the_hybrid() -> None:
+    """Nine layers with the gated delta rule and three with attention, all with SwiGLU and without biases."""
+    d, heads, key, value, hidden = 768, 12, 64, 128, 2048
+    qkv, gate = heads * (2 * key + value), heads * value
+    delta = d * (qkv + gate + 2 * heads) + 4 * qkv + 2 * heads + value + gate * d
+    attention, rest = 4 * d * d + 2 * key, 3 * d * hidden + 2 * d
+    assert count(preset("hybrid")) == 32000 * d + 9 * (delta + rest) + 3 * (attention + rest) + d
+
+
 def convolutional(layers: list[tuple[int, int]], d: int, attends: bool) -> int:
     """Weight-normalised: a projection of n to m has n m + 2 m numbers, with its lengths and biases."""
 

@@ -13,6 +13,7 @@ from regard.fast.beam_cache import BeamMask
 from regard.fast.tiles import tiles
 from regard.nn.attention import cached
 from regard.nn.mask import View
+from regard.nn.pattern import text_lengths
 from regard.nn.position.base import positions_of
 
 SIZE = 128  # tokens in a tile: FlexAttention's default
@@ -101,7 +102,7 @@ def mask_mod(view: View) -> Callable[[Any, Any, Any, Any], Tensor]:
     q_row, k_row = q_pos.shape[0] > 1, k_pos.shape[0] > 1
     padded = mask.k_seg is not None and not mask.order_hides_padding()
     pattern = mask.attention_pattern
-    lengths = mask.text_lengths(view.S, view.device) if pattern is not None and pattern.reads_length else None
+    lengths = text_lengths(mask, view.S, view.device) if pattern is not None and pattern.reads_length else None
     length_row, length_query = (
         lengths is not None and n > 1 for n in (lengths.shape if lengths is not None else (1, 1))
     )

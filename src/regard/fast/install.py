@@ -31,6 +31,7 @@ from regard.fast.fused import (
     FusedFeedForward,
     FusedPostNorm,
 )
+from regard.fast.gated_delta import ChunkedGatedDelta
 from regard.fast.recurrent import FusedElman, FusedGRU, FusedLSTM
 from regard.models.base import Generator
 from regard.models.baselines.attention_score import ProductScoreModule
@@ -41,6 +42,7 @@ from regard.nn.activation import ACTIVATIONS
 from regard.nn.branches.compressed_attention import CompressedAttentionModule
 from regard.nn.branches.cross_attention import CrossAttentionModule
 from regard.nn.branches.feedforward import FeedForwardModule
+from regard.nn.branches.gated_delta import GatedDeltaModule
 from regard.nn.branches.linformer import LinformerModule
 from regard.nn.branches.parameter_free_attention import ParameterFreeAttentionModule
 from regard.nn.branches.self_attention import SelfAttentionModule
@@ -88,6 +90,7 @@ REPLACEMENTS = (
     Replacement(ElmanModule, FusedElman),
     Replacement(GRUModule, FusedGRU),
     Replacement(LSTMModule, FusedLSTM),
+    Replacement(GatedDeltaModule, ChunkedGatedDelta),
     Replacement(SoftmaxModule, FusedSoftmax),
     Replacement(AdaptiveSoftmaxModule, FusedAdaptiveSoftmax),
     Replacement(MixtureOfSoftmaxesModule, FusedMixture),

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from regard.fast.beam_cache import BeamMask
 from regard.nn.mask import Mask, View
-from regard.nn.pattern import AttentionPattern, Span
+from regard.nn.pattern import AttentionPattern, Span, text_lengths
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ def tiles(view: View, size: int) -> Tiles:
         if pattern.reads_length and mask.packed:
             every = torch.zeros_like(every)  # lengths differ within a tile
         else:
-            length = mask.text_lengths(view.S, view.device)[:, :, None] if pattern.reads_length else None
+            length = text_lengths(mask, view.S, view.device)[:, :, None] if pattern.reads_length else None
             shown, wholly = pattern.tiles(q, k, length)
             some, every = some & shown, every & wholly
     if mask.packed:

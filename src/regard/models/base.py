@@ -99,7 +99,7 @@ class LanguageModel(Generator):
         self, side: Side, values: Int[Tensor, "B T"] | Float[Tensor, "B T C"], mask: Mask, S: int
     ) -> Float[Tensor, "B T D"]:
         """Embed the source or the target, as input of the first layer. `mask` defines the positions."""
-        positions = mask.queries(values.shape[1], values.device)
+        positions = mask.positions(values.shape[1], 0, values.device)[0]
         return self.inputs.embed(side, values, self.tables.get(side), positions, mask.bound(S))
 
     @abstractmethod

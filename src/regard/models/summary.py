@@ -1,15 +1,16 @@
 """Summarise a model as a tree of its modules with parameter counts."""
 
 from collections.abc import Iterator
-from itertools import groupby
+from typing import Any
 
 from torch import Tensor, nn
 
 WIDTH = 80
+LABEL = 20  # maximum length of the numbers of equal modules
 
 
 def summary(model: nn.Module) -> str:
-    """Return a tree of all modules that have parameters, with one line for equal neighbouring modules.
+    """Return a tree of all modules that have parameters, with one line for equal modules of a list.
 
     The number in a line is the parameter count of the module, including its submodules. A line with "6 x" stands for
     six equal modules and has the parameter count of one of them. Tied tables and shared blocks are counted once.
@@ -30,13 +31,25 @@ def _inside(module: nn.Module, indent: str) -> Iterator[tuple[str, int]]:
     """Yield the text and the parameter count of each line for the contents of a module."""
     for name, parameter in module.named_parameters(recurse=False):
         yield f"{indent}{name}: {_shape(parameter)}", parameter.numel()
-    parts = [(name, *_part(child, indent)) for name, child in _children(module)]
-    for (_, path, kind, size, lines), group in groupby(parts, lambda part: (part[0].isdecimal() or part[0], *part[1:])):
-        names = [name for name, *_ in group]
-        label = names[0] if len(names) == 1 else f"{names[0]}-{names[-1]}"
+    groups: dict[tuple[Any, ...], list[str]] = {}  # names of equal entries of a list; other modules are on their own
+    for name, child in _children(module):
+        groups.setdefault((name.isdecimal() or name, *_part(child, indent)), []).append(name)
+    for (_, path, kind, size, lines), names in groups.items():
         text = ", ".join(filter(None, (kind, f"{len(names)} x" if len(names) > 1 else "")))
-        yield f"{indent}{label}{path}{': ' if text else ''}{text}", size
+        yield f"{indent}{_label(names)}{path}{': ' if text else ''}{text}", size
         yield from lines
+
+
+def _label(names: list[str]) -> str:
+    """Return the names of equal modules with ranges of numbers: `0-2,4-6`, or `0-2,...` if that would be long."""
+    ranges: list[list[str]] = []
+    for name in names:
+        if ranges and name.isdecimal() and int(name) == int(ranges[-1][-1]) + 1:
+            ranges[-1] = [ranges[-1][0], name]
+        else:
+            ranges.append([name])
+    label = ",".join("-".join(each) for each in ranges)
+    return label if len(label) <= LABEL else f"{'-'.join(ranges[0])},..."
 
 
 def _part(module: nn.Module, indent: str) -> tuple[str, str, int, tuple[tuple[str, int], ...]]:

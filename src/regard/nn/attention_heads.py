@@ -9,9 +9,10 @@ from torch import Tensor, nn
 
 from regard.nn.attention import scores, softmax
 from regard.nn.checks import MOST_CHANNELS, MOST_HEADS, check_count
-from regard.nn.core import Site
+from regard.nn.core import Role, Site
 from regard.nn.mask import Mask, View
 from regard.nn.pattern import AttentionPattern
+from regard.nn.position.base import Position, check_shared_sizes
 
 Scale = float | Literal["sqrt", "none"]
 
@@ -51,6 +52,37 @@ def attention_site(spec: Heads, site: Site) -> tuple[Site, int]:
         heads % groups == 0, "kv_heads", f"{groups} key-value heads do not divide {heads} heads; choose a divisor"
     )
     return site.inside("", heads=heads, d_head=d_head, d_value=d_value), groups
+
+
+class SelfAttentionSpec(Heads, Protocol):
+    """Interface of specs for self-attention with its own attention pattern, position scheme and tied projections."""
+
+    @property
+    def attention_pattern(self) -> AttentionPattern | None: ...
+    @property
+    def position(self) -> Position | None: ...
+    @property
+    def tied(self) -> str: ...
+
+
+def own_site(spec: SelfAttentionSpec, site: Site) -> tuple[Site, int]:
+    """Return `attention_site`, after checks of attention pattern, position scheme and tied projections of `spec`."""
+    check_pattern(spec.attention_pattern, site)
+    own, kv_heads = attention_site(spec, site)
+    check_shared_sizes(spec.position, site, own, kv_heads)
+    check_tied(spec.tied, own, kv_heads)
+    return own, kv_heads
+
+
+def tying(tied: str, widths: dict[Role, int]) -> tuple[dict[Role, int], tuple[int, int, int]]:
+    """Return the widths of the projections that are not left out, and the index of the one for q, for k and for v.
+
+    `widths` are those of W_q, W_k and W_v. With `tied` "query_key", W_k is left out; with "key_value", W_v.
+    """
+    left_out, index = {"none": (None, (0, 1, 2)), "query_key": ("key", (0, 0, 1)), "key_value": ("value", (0, 1, 1))}[
+        tied
+    ]
+    return {role: width for role, width in widths.items() if role != left_out}, index
 
 
 def check_pattern(pattern: AttentionPattern | None, site: Site) -> None:

@@ -294,17 +294,17 @@ class StaticKV:
 
 
 class RecurrentState:
-    """The hidden state of a recurrent layer: one vector per batch row, or two for an LSTM (h and c)."""
+    """The hidden state of a recurrent layer: tensors with one entry per batch row, such as h and c of an LSTM."""
 
-    def __init__(self, rows: Rows, parts: tuple[Float[Tensor, "B H"], ...]) -> None:
+    def __init__(self, rows: Rows, parts: tuple[Float[Tensor, "B ..."], ...]) -> None:
         self.rows = rows
         self.parts = tuple(part.clone() for part in parts)
 
-    def write(self, parts: tuple[Float[Tensor, "B H"], ...]) -> None:
+    def write(self, parts: tuple[Float[Tensor, "B ..."], ...]) -> None:
         """Overwrite the state with `parts`, except in batch rows whose new tokens are all padding."""
         real = self.rows.real
         for old, new in zip(self.parts, parts, strict=True):
-            old.copy_(new if real is None else torch.where(real[:, None] > 0, new, old))
+            old.copy_(new if real is None else torch.where((real > 0).view(-1, *(1,) * (old.dim() - 1)), new, old))
 
     def reorder(self, parent: Int[Tensor, " B"]) -> None:
         for part in self.parts:

@@ -8,9 +8,9 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from regard.nn.checks import check_above, check_not_negative, check_rate, require
+from regard.nn.checks import check_above, check_not_negative, check_rate
 from regard.nn.core import Site, build_optional
-from regard.nn.input import Input, InputSpec
+from regard.nn.input import Input, InputSpec, channels_left, check_join
 from regard.nn.norm import NoNorm, Norm
 from regard.nn.position.base import Additive, AdditiveTable
 from regard.nn.vocab.tables import Table
@@ -88,10 +88,7 @@ class Tokens(InputSpec):
     word_dropout: float = 0.0
 
     def check(self) -> None:
-        name, added, width = "position_width", self.join == "add", self.position_width
-        complete = self.position is not None and width is not None
-        require(added or complete, name, 'join="concat" needs a position and the number of its channels')
-        require(not added or width is None, name, "an added position is as wide as the model; leave it out")
+        check_join(self.join, self.position is not None, self.position_width)
         check_not_negative("types", self.types)
         check_rate("word_dropout", self.word_dropout)
 
@@ -100,10 +97,7 @@ class Tokens(InputSpec):
         return self.types
 
     def table_width(self, d_model: int) -> int:
-        width = d_model - (self.position_width or 0)
-        name = "input.position_width"
-        require(1 <= width <= d_model, name, f"{self.position_width} leaves {width} of {d_model} channels for tokens")
-        return width
+        return channels_left(d_model, self.position_width)
 
     def build(self, site: Site) -> Input:
         return TokensModule(self, site)
@@ -115,8 +109,7 @@ class TokensModule(Input):
         width = {"add": site.d_model, "concat": spec.position_width or 0}[spec.join]
         self.position = build_optional(spec.position, site.inside("position"), width)
         self.types = site.parameter(spec.types, site.d_model, role="embedding") if spec.types else None
-        self.norm = spec.norm.build(site.inside("norm"))
-        self.factor = site.d_model**0.5 if spec.scaled else 1.0
+        self.norm, self.factor = spec.norm.build(site.inside("norm")), site.d_model**0.5 if spec.scaled else 1.0
         self.dropout, self.word_dropout = nn.Dropout(site.dropout), spec.word_dropout
         self.appended, self.site = spec.join == "concat", site
 

@@ -6,6 +6,7 @@ from typing import Literal
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from regard.nn.checks import require
 from regard.nn.core import Site
 from regard.nn.vocab.tables import Table
 from regard.tree import Spec
@@ -37,6 +38,22 @@ class InputSpec(Spec):
     @abstractmethod
     def build(self, site: Site) -> "Input":
         """Build the input layer with the sizes and weight factories of `site`."""
+
+
+def check_join(join: str, has_position: bool, position_width: int | None) -> None:
+    """Raise a `SpecError` unless `position_width` is given if and only if position vectors are concatenated."""
+    name, complete = "position_width", has_position and position_width is not None
+    require(join == "add" or complete, name, 'join="concat" needs a position and the number of its channels')
+    unused = "an added position is as wide as the model; leave it out"
+    require(join != "add" or position_width is None, name, unused)
+
+
+def channels_left(d_model: int, position_width: int | None) -> int:
+    """Return the width of token embeddings beside concatenated position vectors of `position_width` channels."""
+    width = d_model - (position_width or 0)
+    message = f"{position_width} leaves {width} of {d_model} channels for tokens"
+    require(1 <= width <= d_model, "input.position_width", message)
+    return width
 
 
 class Input(nn.Module):

@@ -10,7 +10,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from regard.nn.memory import Memory
-from regard.nn.pattern import AttentionPattern
+from regard.nn.pattern import AttentionPattern, visible_under
 from regard.nn.terms import Terms
 from regard.nn.trace import Trace
 
@@ -60,9 +60,7 @@ class Mask:
                 past = k < q if self.strict else k <= q
                 conditions.append(past if self.prefix is None else past | self.prefix[:, None, :])
             if self.attention_pattern is not None:
-                length = self.text_lengths(S, device)[..., None] if self.attention_pattern.reads_length else None
-                prefix = None if self.prefix is None else self.prefix[:, None, :]
-                conditions.append(self.attention_pattern.visible_in(q, k, length, prefix))
+                conditions.append(visible_under(self, self.attention_pattern, q, k, S))
         return conditions
 
     def order_hides_padding(self) -> bool:
@@ -77,24 +75,10 @@ class Mask:
         """Return an upper bound of all positions, without a device sync."""
         return self.longest if self.k_pos is not None and self.longest is not None else S
 
-    def text_lengths(self, S: int, device: torch.device) -> Int[Tensor, "#B #T"]:
-        """Return the number of tokens in the text of each query: in its segment of a packed row, or in its row."""
-        if self.k_seg is None:
-            return torch.tensor([[S]], device=device)
-        if not self.packed:
-            return (self.k_seg != 0).sum(1, keepdim=True)
-        assert self.q_seg is not None
-        seg = self.k_seg.long()
-        counts = seg.new_zeros(seg.shape[0], self.segments + 1).scatter_add(1, seg, torch.ones_like(seg))
-        return counts.gather(1, self.q_seg.long())
-
     def positions(self, T: int, S: int, device: torch.device) -> tuple[Int[Tensor, "#b T"], Int[Tensor, "#b S"]]:
         """Return the positions of the T queries and of the S keys."""
-        return self.queries(T, device), torch.arange(S, device=device)[None] if self.k_pos is None else self.k_pos
-
-    def queries(self, T: int, device: torch.device) -> Int[Tensor, "#b T"]:
-        """Return the positions of the T queries."""
-        return torch.arange(self.start, self.start + T, device=device)[None] if self.q_pos is None else self.q_pos
+        q = torch.arange(self.start, self.start + T, device=device)[None] if self.q_pos is None else self.q_pos
+        return q, torch.arange(S, device=device)[None] if self.k_pos is None else self.k_pos
 
 
 @dataclass(frozen=True, slots=True)

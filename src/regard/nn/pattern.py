@@ -2,7 +2,7 @@
 
 from abc import abstractmethod
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple, no_type_check
+from typing import TYPE_CHECKING, ClassVar, NamedTuple, no_type_check
 
 import torch
 from jaxtyping import Bool, Int
@@ -10,6 +10,9 @@ from torch import Tensor
 
 from regard.nn.checks import check_count, require
 from regard.tree import Spec
+
+if TYPE_CHECKING:
+    from regard.nn.mask import Mask
 
 
 class Span(NamedTuple):
@@ -86,6 +89,26 @@ class AttentionPattern(Spec):
         if self.keeps_prefix and not prefix:
             return f"{self.kind!r} has no effect without a prefix; use it in a prefix language model, or leave it out"
         return None
+
+
+def visible_under(
+    mask: "Mask", pattern: AttentionPattern, q: Int[Tensor, "b T 1"], k: Int[Tensor, "b 1 S"], S: int
+) -> Bool[Tensor, "b T S"]:
+    """Return which keys the pattern of a mask makes visible, given the positions of its queries and of its S keys."""
+    length = text_lengths(mask, S, q.device)[..., None] if pattern.reads_length else None
+    return pattern.visible_in(q, k, length, None if mask.prefix is None else mask.prefix[:, None, :])
+
+
+def text_lengths(mask: "Mask", S: int, device: torch.device) -> Int[Tensor, "#B #T"]:
+    """Return the number of tokens in the text of each query: in its segment of a packed row, or in its row."""
+    if mask.k_seg is None:
+        return torch.tensor([[S]], device=device)
+    if not mask.packed:
+        return (mask.k_seg != 0).sum(1, keepdim=True)
+    assert mask.q_seg is not None
+    seg = mask.k_seg.long()
+    counts = seg.new_zeros(seg.shape[0], mask.segments + 1).scatter_add(1, seg, torch.ones_like(seg))
+    return counts.gather(1, mask.q_seg.long())
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from regard.errors import SpecError
-from regard.nn.cache import KVCache, Rows, StaticKV
+from regard.nn.cache import KVCache, RecurrentState, Rows, StaticKV
 
 
 def rows_of(B: int, max_len: int, mode: str) -> Rows:
@@ -135,3 +135,22 @@ def test_a_uniform_step_needs_no_tensor() -> None:
     mask = rows.mask(1)
     assert mask.dense(1, rows.reach(1), rows.lengths.device) is None
     assert (mask.start, mask.q_pos) == (3, None)
+
+
+def test_recurrent_states_have_parts_of_any_shape() -> None:
+    """Rows whose new tokens are all padding keep their state; whole sources are kept, replaced and reordered."""
+    rows = Rows.start(2, 2, torch.device("cpu"), 9, static=False)
+    old, new, other = ((torch.randn(4, 3), torch.randn(4, 2, 5, 3), torch.randn(4)) for _ in range(3))
+    state = RecurrentState(rows, old)
+    rows.claim(2, torch.tensor([2, 0, 1, 0]))
+    state.write(new)
+    expected = [torch.stack((b[0], a[1], b[2], a[3])) for a, b in zip(old, new, strict=True)]
+    assert all(map(torch.equal, state.parts, expected))
+    state.reorder(torch.tensor([1, 1, 3, 2]))
+    expected = [part[[1, 1, 3, 2]] for part in expected]
+    assert all(map(torch.equal, state.parts, expected))
+    state.put(RecurrentState(rows, other), torch.tensor([1]), torch.tensor([0]))
+    expected = [torch.cat((part[2:], own[2:])) for part, own in zip(other, expected, strict=True)]
+    assert all(map(torch.equal, state.parts, expected))
+    state.keep(torch.tensor([2, 3]), torch.tensor([1]))
+    assert all(map(torch.equal, state.parts, [part[2:] for part in expected]))

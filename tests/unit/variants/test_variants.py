@@ -196,4 +196,4 @@ WITH_FEED_FORWARD = [
 @pytest.mark.parametrize("base", WITH_FEED_FORWARD)
 def test_every_preset_with_feed_forwards_has_variants(base: str) -> None:
     spec = preset(base)
-    assert apply("swiglu", spec) != spec
+    assert apply("geglu", spec) != spec

@@ -7,23 +7,14 @@ from jaxtyping import Float
 from torch import Tensor
 
 from regard.nn.attention import active, attend, merge_heads, split_heads
-from regard.nn.attention_heads import (
-    Scale,
-    attention_site,
-    attention_weights,
-    check_pattern,
-    check_sizes,
-    check_tied,
-    factor,
-    output_projection,
-)
+from regard.nn.attention_heads import Scale, attention_weights, check_sizes, factor, output_projection, own_site, tying
 from regard.nn.branches.base import BranchSpec
 from regard.nn.cache import Rows
-from regard.nn.core import Branch, Role, Site, build_optional
+from regard.nn.core import Branch, Site, build_optional
 from regard.nn.mask import Context, View
 from regard.nn.norm import NoNorm, Norm
 from regard.nn.pattern import AttentionPattern
-from regard.nn.position.base import Position, check_shared_sizes
+from regard.nn.position.base import Position
 from regard.nn.ring_cache import Cache, kv_cache
 
 
@@ -55,19 +46,11 @@ class SelfAttention(BranchSpec):
         check_sizes(self)
 
     def build(self, site: Site) -> Branch:
-        check_pattern(self.attention_pattern, site)
-        own, kv_heads = attention_site(self, site)
-        check_shared_sizes(self.position, site, own, kv_heads)
-        check_tied(self.tied, own, kv_heads)
-        return SelfAttentionModule(self, own, kv_heads)
+        return SelfAttentionModule(self, *own_site(self, site))
 
 
 class SelfAttentionModule(Branch):
-    """Multi-head self-attention. The rows of `qkv.weight` are those of W_q, W_k and W_v, each ordered by head.
-
-    A tied projection is stored once: the rows are those of W_q and W_v with `tied` "query_key", and those of W_q and
-    W_k with "key_value".
-    """
+    """Multi-head self-attention. `qkv.weight` has the rows of W_q, W_k and W_v (unless tied), each ordered by head."""
 
     attend = staticmethod(attend)  # regard.fast installs faster kernels here
 
@@ -75,10 +58,7 @@ class SelfAttentionModule(Branch):
         super().__init__()
         H, K, V = site.heads, site.d_head, site.d_value
         self.heads, self.kv_heads = H, kv_heads
-        widths: dict[Role, int] = {"query": H * K, "key": kv_heads * K, "value": kv_heads * V}
-        self.parts = {"none": (0, 1, 2), "query_key": (0, 0, 1), "key_value": (0, 1, 1)}[spec.tied]  # of q, k and v
-        if spec.tied != "none":
-            del widths["key" if spec.tied == "query_key" else "value"]
+        widths, self.parts = tying(spec.tied, {"query": H * K, "key": kv_heads * K, "value": kv_heads * V})
         self.widths = tuple(widths.values())
         self.qkv = site.linear(site.d_model, widths, bias=spec.bias)
         self.query_norm = spec.query_key_norm.build(site.inside("query_key_norm"), K)

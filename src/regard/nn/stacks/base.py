@@ -19,9 +19,15 @@ from regard.nn.position.base import AtHeads, Position, PositionTerms
 from regard.tree import Spec, walk
 
 
-def check_stack(spec: Any, pattern: tuple[Block, ...]) -> None:
-    """Raise a `SpecError` for a stack without blocks, or for options of attention if no block has attention."""
-    require(len(pattern) > 0, "pattern", "a stack needs at least one block")
+def check_stack(spec: Any, pattern: tuple[Block, ...], built: int | None = None) -> None:
+    """Raise a `SpecError` for a stack without blocks, or for options of attention if no block has attention.
+
+    `built` is the number of blocks that are built, or None for any number. All blocks of `pattern` must be built.
+    """
+    blocks = len(pattern)
+    require(blocks > 0, "pattern", "a stack needs at least one block")
+    unused = f"has {blocks} blocks, of which only the first {built} would be used"
+    require(built is None or blocks <= built, "pattern", unused)
     require(
         len({other.heads for other in spec.positions}) == len(spec.positions),
         "positions",

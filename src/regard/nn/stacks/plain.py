@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from regard.nn.block import Block, state_at
 from regard.nn.cache import Rows
-from regard.nn.checks import MOST_BLOCKS, check_count, require
+from regard.nn.checks import MOST_BLOCKS, check_count
 from regard.nn.core import Site
 from regard.nn.mask import Context
 from regard.nn.pattern import AttentionPattern
@@ -35,9 +35,7 @@ class Plain(StackSpec):
     def check(self) -> None:
         check_count("depth", self.depth, MOST_BLOCKS)
         check_count("unique", self.unique, self.depth)
-        built, blocks = self.unique or self.depth, len(self.pattern)
-        require(blocks <= built, "pattern", f"has {blocks} blocks, of which only the first {built} would be used")
-        check_stack(self, self.pattern)
+        check_stack(self, self.pattern, self.unique or self.depth)
 
     def block_of(self, call: int) -> Block:
         return self.pattern[call % (self.unique or self.depth) % len(self.pattern)]

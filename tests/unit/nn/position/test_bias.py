@@ -43,9 +43,12 @@ def test_bias_is_toeplitz_per_head(position: Position, site: MakeSite) -> None:
 @pytest.mark.parametrize("position", [DistanceBias(3), T5Bias(8, 9), ALiBi()], ids=repr)
 def test_the_bias_of_a_decoding_step_is_a_row_of_the_full_bias(position: Position, site: MakeSite) -> None:
     module = position.build(site())
-    bias = module(full_view(9)).bias
-    step = module(View(Mask(causal=True, start=7), 2, 9, CPU)).bias
-    ragged = module(View(Mask(causal=True, q_pos=torch.tensor([[7], [2]])), 1, 9, CPU)).bias
+    views = (
+        full_view(9),
+        View(Mask(causal=True, start=7), 2, 9, CPU),
+        View(Mask(causal=True, q_pos=torch.tensor([[7], [2]])), 1, 9, CPU),
+    )
+    bias, step, ragged = (position_bias(view.with_terms(module(view))) for view in views)
     assert bias is not None
     assert step is not None
     assert ragged is not None
