@@ -24,8 +24,7 @@ class SelfAttention(BranchSpec):
 
     If `kv_heads` is below `heads`, query heads share key-value heads: grouped-query attention (Ainslie et al. 2023).
     `query_key_norm` normalises the queries and keys of each head (Henry et al. 2020). `tied` leaves out a projection.
-    With "query_key", W_k = W_q, so that scores are symmetric before positions and norms are applied. With "key_value",
-    W_v = W_k.
+    With "key_value", W_v = W_k. With "query_key", W_k = W_q, so scores are symmetric before positions and norms.
     """
 
     kind = "self_attention"
