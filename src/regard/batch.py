@@ -124,7 +124,7 @@ def readable(seg: Tensor) -> bool:
 
 
 def require_data(condition: bool, message: str) -> None:
-    """Raise a DataError unless the condition holds."""
+    """Raise a DataError if the condition is false."""
     if not condition:
         raise DataError(message)
 
@@ -136,14 +136,14 @@ def check_padding(name: str, seg: Int[Tensor, "B T"]) -> None:
 
 
 def pad(rows: Sequence[Sequence[int]], width: int | None = None) -> tuple[Int[Tensor, "B T"], Int[Tensor, "B T"]]:
-    """Return (ids, segments): the rows padded with 0 on the right, and segment numbers (1 for tokens, else 0)."""
+    """Return the rows, padded with 0 on the right, and their segment numbers (1 for tokens, 0 for padding)."""
     return pack([[row] for row in rows], width)[:2]
 
 
 def pack(
     rows: Sequence[Sequence[Sequence[int]]], width: int | None = None
 ) -> tuple[Int[Tensor, "B T"], Int[Tensor, "B T"], Int[Tensor, "B T"]]:
-    """Return (ids, segments, positions) of packed rows. Each row is given as a list of sequences to concatenate.
+    """Return the ids, segments and positions of packed rows. Each row is given as a list of sequences to concatenate.
 
     Segments number the sequences of a row from 1. Positions count the tokens of each sequence from 0. Padding is 0.
     """

@@ -148,7 +148,7 @@ def gpt2_small() -> DecoderOnly:
 
 
 def hybrid() -> DecoderOnly:
-    """A language model for long texts: 12 layers, width 768; every fourth has attention, the others the delta rule.
+    """A language model for long texts: 12 layers of width 768, of which every fourth has attention.
 
     The layers are those of Qwen3-Next at the size of GPT-2 small: three `gated_delta` layers, whose state has the same
     size for a text of any length, then one layer of full attention with query-key norm and rotary positions. Norms are

@@ -132,7 +132,7 @@ Names = dict[str, tuple[Tensor, tuple[str, ...]]]
 
 
 def _names(model: nn.Module) -> Names:
-    """Return {name: (tensor, parts)} for all names of weights that a mapping may use.
+    """Return a dict of all weight names that a mapping may use. The values are pairs (tensor, parts).
 
     A fused weight such as qkv has a name for the whole tensor, and `parts` are the names of query, key and value. Each
     of these is a name, too, for a slice of the tensor. Any weight that is not fused has itself as its only part. All

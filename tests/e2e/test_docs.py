@@ -153,7 +153,7 @@ def test_deployment_page_translates_without_regard(run: Path, tmp_path: Path, mo
     monkeypatch.chdir(tmp_path)
     (tmp_path / "runs").mkdir()
     (tmp_path / "runs" / "mine").symlink_to(run)
-    content = sections("docs/deployment.md")["Translate with CTranslate2 alone, without regard and torch"]
+    content = sections("docs/deployment.md")["Translate with CTranslate2 only (regard and torch not installed)"]
     save(content)
     for command in commands(content):
         execute(command)

@@ -75,7 +75,7 @@ def ablate(  # noqa: PLR0913  # the options of the command line
             parameters or operations as the base; `none` changes no width.
         metric: Metric to report in addition to the loss. If None, it is the default metric of the task.
         search_rates: First search for the best learning rate of every model, with equally many runs for each.
-        jobs: Number of simultaneous runs. If None: one per GPU, or without a GPU, one per CPU core (at most 16).
+        jobs: Number of simultaneous runs. Default: one per GPU. Without a GPU: one per CPU core, at most 16.
         device: `auto`, `cpu` or `cuda`.
         threads: CPU threads per run.
         max_time: Time limit. Runs that would end later are not started; call the function again to continue.

@@ -71,7 +71,7 @@ def run_ablation(
     machine: Resources = Resources(),
     watch: Watch = lambda _: None,
 ) -> Report:
-    """Run or continue an ablation in the folder `out`. A function `request` is called while `out` is locked."""
+    """Run or continue an ablation in the folder `out`. If `request` is a function, it is called with `out` locked."""
     names, named = select_rows(settings.rows)
     for name in names:
         variant(name, machine.trust_code, "--rows")
@@ -88,7 +88,7 @@ def run_ablation(
 def open_ablation(
     request: Request, out: str | Path, settings: Settings, machine: Resources, watch: Watch
 ) -> Iterator[tuple[Text, Recipe]]:
-    """Yield (tokenised text, recipe of the base model). The folder `out` is locked until the `with` block ends."""
+    """Yield the tokenised text and the base model's recipe. The folder `out` is locked until the `with` block ends."""
     settings.check()
     device = choose_device(machine.device)  # raises an error for a missing device before anything is written
     folder = Path(out)
@@ -201,7 +201,7 @@ class Experiment:
         return [row for row in self.rows if row.model is not None]
 
     def _searched(self, runner: Runner, rows: list[Row]) -> tuple[bool, dict[str, float]]:
-        """Search for learning rates. Return (whether the search is complete, best learning-rate factor by row name)."""
+        """Search for learning rates. Return whether the search is complete, and the best factor for each row name."""
         searches = plan.searches([self.base, *rows], self.recipe, self.text)
         return self._train(runner, searches, "learning rates"), self._rates(searches)
 

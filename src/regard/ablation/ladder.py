@@ -50,7 +50,7 @@ QUICK_SECONDS, QUICK_SEEDS = 25.0, 2
 
 
 def select_rungs(rungs: str) -> tuple[list[str], set[str]]:
-    """Return (names, named): the models that `rungs` selects, in ladder order, and those that `rungs` lists by name.
+    """Return the models that `rungs` selects, in ladder order, and the set of those that `rungs` lists by name.
 
     `rungs` is `all` or comma-separated names. The full Transformer, always the last model, is not returned.
     """
@@ -90,7 +90,7 @@ def rates(
     machine: Resources = Resources(),
     watch: Watch = lambda _: None,
 ) -> dict[str, float]:
-    """Search for the best learning rate of every model of a ladder. Return factors by name, for `Settings.rates`."""
+    """Search for the best learning rate of every model of a ladder. Return the factors for `Settings.rates`."""
     with _open_ladder(request, out, rungs, settings, machine, watch) as experiment:
         return experiment.rates()
 

@@ -12,11 +12,11 @@ path is the smallest number of operations that a signal passes through from the 
     RNN with attention                              one more than without                  E + 1
 
 The longest path may start at any source token. A recurrent layer is applied to all tokens before the layer above it, as
-bidirectional layers require. (Unidirectional layers could also run one token behind each other, in 2n + max(E, D) - 1
-operations.) The initial state of a decoder layer is the last state of the encoder layer at the same height, counted
-from the top. If the encoder runs in reverse, that state comes directly from the first source token. Attention is one
-more operation, whose output depends on the encoder alone. In a ByteNet, the last of n outputs depends on the first
-token only if the receptive field is at least n tokens.
+bidirectional layers require. (Unidirectional layers could also run in parallel, each one token behind the layer below.
+This takes 2n + max(E, D) - 1 operations.) The initial state of a decoder layer is the last state of the encoder layer
+at the same height, counted from the top. If the encoder runs in reverse, that state comes directly from the first
+source token. Attention is one more operation, whose output depends on the encoder alone. In a ByteNet, the last of n
+outputs depends on the first token only if the receptive field is at least n tokens.
 """
 
 from dataclasses import dataclass
@@ -48,7 +48,7 @@ class Length:
 
 
 def path_lengths(model: ModelSpec) -> tuple[Length, Length]:
-    """Return (length of the longest path, length of the shortest path) in a sequence-to-sequence model."""
+    """Return the lengths of the longest and of the shortest path in a sequence-to-sequence model."""
     if isinstance(model, EncoderDecoder | ConvS2S):
         encoder, decoder = (
             (model.encoder.blocks(), model.decoder.blocks())

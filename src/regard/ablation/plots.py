@@ -56,7 +56,7 @@ def effects(rows: Sequence[dict[str, Any]]) -> str:
 
 
 def curves(rows: Sequence[dict[str, Any]]) -> str:
-    """Return an SVG plot of validation loss by training step, mean over seeds. The thick line is the base model."""
+    """Return an SVG plot of validation loss by training step, averaged over seeds. The thick line is the base model."""
     drawable = [row | {"curve": [point for point in row["curve"] if _known(point[1])]} for row in rows]
     known = [row for row in drawable if len(row["curve"]) > 1]
     if not known:

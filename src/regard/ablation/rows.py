@@ -37,7 +37,7 @@ class Row:
 
 
 def select_rows(rows: str) -> tuple[list[str], set[str]]:
-    """Return (names, named): the modifications that `rows` selects, and those that `rows` lists by name.
+    """Return the modifications that `rows` selects, and the set of those that `rows` lists by name.
 
     `rows` is a comma-separated list of names, names of groups, `all`, or `table` (the 52 of Narang et al. 2021).
     """

@@ -96,7 +96,7 @@ def speed(folder: Path, recipe: Recipe, data: Prepared, device: torch.device, se
 
 
 def _read_log(path: Path) -> Result:
-    """Return the validation losses and the training speed, measured without validation and the first log interval."""
+    """Return the validation losses and the training speed. The speed excludes validation and the first log interval."""
     with open(path, encoding="utf-8", newline="\n") as lines:
         events = [json.loads(line) for line in lines]
     losses = [(event["step"], event["loss"]) for event in events if event["event"] == "valid"]

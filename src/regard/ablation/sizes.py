@@ -31,7 +31,7 @@ def nearest_width(size: Callable[[int], int], target: int, step: int = 1, widest
 
 
 def resized(model: ModelSpec, target: int) -> tuple[ModelSpec, float]:
-    """Return (model, factor): the model resized to about `target` parameters, and the new d_model / the old d_model.
+    """Return the model resized to about `target` parameters, and the factor by which d_model was multiplied.
 
     A model that is already within 1 % is returned unchanged. Otherwise d_model and all explicit widths are scaled
     together, and hidden widths are adjusted to reduce the remaining difference. If the remaining difference is more

@@ -90,7 +90,10 @@ class Error(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """The estimated effect of a modification, with its standard errors from the pooled and from its own variance."""
+    """The estimated effect of a modification, with two standard errors.
+
+    `pooled` is estimated from the pooled variance, and `own` is estimated from the modified model's own variance.
+    """
 
     effect: float
     pooled: Error
@@ -141,7 +144,7 @@ class Fit(NamedTuple):
     steady: bool = True  # True: the rows are in the pool
 
     def error(self, variance: np.ndarray, freedom: int, least: bool = False) -> tuple[np.ndarray, np.ndarray]:
-        """Return (standard errors, degrees of freedom) of the effects, given the variance (..., R) of one run."""
+        """Return the effects' standard errors and their degrees of freedom, given the variance (..., R) of one run."""
         of_base = np.broadcast_to(self.base[..., None, :], (*variance.shape, self.base.shape[-1]))
         parts = np.concatenate([variance[..., None] / self.runs, of_base], -1)
         df = _freedom(parts, np.array([freedom, *self.freedom[1:]]))
@@ -183,7 +186,7 @@ class Rule:
         return min(1.0, max(left * row.pooled.p_value(row.effect), self.confirms * own))
 
     def half(self, pooled: Error, own: Error, steady: bool, left: int) -> float:
-        """Return half the width of the interval around an effect that excludes 0 if and only if it is significant."""
+        """Return half the width of an effect's interval, which excludes 0 if and only if the effect is significant."""
         if self.alone(steady, left):
             return own.half(self.level / left)
         return max(pooled.half(self.level / left), own.half(self.level / self.confirms))
@@ -192,7 +195,10 @@ class Rule:
 def compare(
     base: Runs, rows: Mapping[str, Runs], lower_is_better: bool = True, level: float = 0.05, power: float = 0.8
 ) -> tuple[dict[str, Effect], Spread]:
-    """Return (effects by name, spread): every model is tested against the base at a familywise significance level."""
+    """Test every model against the base. Return the effects, keyed by name, and the `Spread`.
+
+    `level` is the familywise significance level: the probability that any of the models is falsely called different.
+    """
     fits, spread = fitted(base, rows)
     estimates = _estimates(fits)
     rule = Rule(level, sum(not row.steady for row in estimates.values()))
@@ -215,10 +221,10 @@ def compare(
 
 
 def step_down(estimates: Sequence[Estimate], rule: Rule) -> tuple[list[float], list[int]]:
-    """Return (p-values adjusted by Holm's procedure (1979), number of models left when each model was tested).
+    """Return p-values adjusted by Holm's procedure (1979), and the number of tests that each was adjusted for.
 
-    The model with the smallest p-value is tested first, as one of m models. The next is tested as one of m - 1, and so
-    on, until an effect is not significant. All remaining models count as tested at this point.
+    The smallest of m p-values is adjusted for m tests, the next for m - 1 tests, and so on. After the first effect that
+    is not significant, the returned number stays the same for all remaining models.
     """
     adjusted, left = [0.0] * len(estimates), [0] * len(estimates)
     waiting, largest, stopped = set(range(len(estimates))), 0.0, 0
@@ -268,7 +274,7 @@ def detectable(fit: Fit, rule: Rule, rows: int, power: float) -> float:
 
 
 def _chi_nodes(freedom: float, nodes: int = NODES) -> tuple[np.ndarray, np.ndarray]:
-    """Return (points, weights) for numerical integration over the distribution of sqrt(chi-square / freedom)."""
+    """Return points and weights for numerical integration over the distribution of sqrt(chi-square / freedom)."""
     width = 9.0 / math.sqrt(2 * freedom)
     low, high = max(0.0, 1.0 - width), 1.0 + width
     places, weights = np.polynomial.legendre.leggauss(nodes)
@@ -279,7 +285,7 @@ def _chi_nodes(freedom: float, nodes: int = NODES) -> tuple[np.ndarray, np.ndarr
 
 
 def estimate(base: Runs, rows: Mapping[str, Runs]) -> tuple[dict[str, Estimate], Spread]:
-    """Return (estimated effects by name, spread over seeds). The rows must have equal seeds."""
+    """Return the estimated effects, keyed by name, and the `Spread`. All rows must have the same seeds."""
     fits, spread = fitted(base, rows)
     return _estimates(fits), spread
 
@@ -292,7 +298,7 @@ def _estimates(fits: Fits) -> dict[str, Estimate]:
 
 
 def fitted(base: Runs, rows: Mapping[str, Runs]) -> tuple[Fits, Spread]:
-    """Return (fits, spread over seeds). A model with a far larger variance than the others is fitted alone."""
+    """Return the fits and the `Spread`. A model with a far larger variance than the others is fitted alone."""
     seeds_of_rows = {frozenset(runs) for runs in rows.values()}
     if len(seeds_of_rows) > 1 or frozenset() in seeds_of_rows:
         raise DataError(
@@ -328,7 +334,7 @@ def fitted(base: Runs, rows: Mapping[str, Runs]) -> tuple[Fits, Spread]:
 
 
 def paired(base: np.ndarray, rows: np.ndarray, further: np.ndarray) -> Fit:
-    """Return the fit of `rows` (..., R, n) and `base` (..., n), paired by seed, and `further` (..., m) base runs."""
+    """Return the fit of `rows` (..., R, n) and `base` (..., n), paired by seed, and of `further` (..., m) base runs."""
     (R, n), m = rows.shape[-2:], further.shape[-1]
     if R * (n - 1) < FEW:
         return unpaired(base, rows, further)

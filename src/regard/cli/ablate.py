@@ -41,19 +41,20 @@ def ablate(
         experiment_option(
             "--time",
             metavar="TIME",
-            help="Instead of --steps: train the base model for this long, e.g. 20s or 5m, and every variant for the "
-            "same number of steps.",
+            help="Instead of --steps: train the base model for this long, e.g. 20s or 5m. Every variant is trained for "
+            "as many steps as the base model.",
         ),
     ] = None,
     match: Annotated[
         str,
         experiment_option(
-            help="Quantity in which every variant must equal the base model: parameters, compute (FLOPs) or none. The "
-            "feed-forward width is adjusted."
+            help="What to keep equal between every variant and the base model: parameters, compute (FLOPs) or none. "
+            "The feed-forward width of the variants is adjusted."
         ),
     ] = "none",
     out: Annotated[
-        str | None, typer.Option(metavar="DIR", help="Folder for the results, new or to be continued (required).")
+        str | None,
+        typer.Option(metavar="DIR", help="Folder for the results (required). An interrupted ablation is continued."),
     ] = None,
     as_json: AsJson = False,
     quiet: Quiet = False,

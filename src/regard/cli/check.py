@@ -23,7 +23,9 @@ def check(
             "such as rms_norm.",
         ),
     ],
-    law: Annotated[list[str] | None, typer.Option("--law", help="Test only this law. Repeatable.")] = None,
+    law: Annotated[
+        list[str] | None, typer.Option("--law", help="Test only this law from the list above. Repeatable.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as one JSON object.")] = False,
 ) -> None:
     """Test a part of a model against the laws of a Transformer.

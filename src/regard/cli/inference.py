@@ -295,9 +295,9 @@ def evaluate(
 ) -> None:
     """Measure the quality of a trained model on test text.
 
-    The default metrics are, for a translation model: BLEU, chrF and TER (with signatures), exact match and perplexity;
-    for a summarization model: ROUGE-L, ROUGE-1, ROUGE-2, chrF and perplexity; for a classifier: accuracy and Matthews
-    correlation; for a language model: loss, perplexity and bits per byte.
+    The default metrics of a translation model are BLEU, chrF and TER (with signatures), exact match and perplexity.
+    Those of a summarization model are ROUGE-L, ROUGE-1, ROUGE-2, chrF and perplexity. Those of a classifier are
+    accuracy and Matthews correlation. Those of a language model are loss, perplexity and bits per byte.
 
     With --against, a paired bootstrap tests whether the two models differ by more than chance.
     """
@@ -327,7 +327,7 @@ def _print_fact(name: str, value: Any, indent: str = "") -> None:
 
 
 def _runs_and_file(arguments: list[str]) -> tuple[list[str], str | None]:
-    """Return (run folders, input file or None). The last of several arguments is a file if it is not a folder."""
+    """Return the run folders and the input file (or None). The last of several arguments may be this file."""
     if len(arguments) > 1 and not Path(arguments[-1]).is_dir():
         return arguments[:-1], arguments[-1]
     return arguments, None

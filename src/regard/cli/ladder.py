@@ -43,7 +43,7 @@ def ladder(
         float | None, experiment_option(metavar="S", help="Instead of --steps: training time per model, in seconds.")
     ] = None,
     out: Annotated[
-        str, typer.Option(metavar="DIR", help="Folder for the results, new or to be continued.")
+        str, typer.Option(metavar="DIR", help="Folder for the results. An interrupted ladder is continued.")
     ] = "runs/ladder",
     as_json: AsJson = False,
     quiet: Quiet = False,

@@ -190,8 +190,8 @@ class Decoding:
     min_p: Annotated[
         float | None,
         sampling_option(
-            help="Min-p: sample only from tokens whose probability is at least this fraction of the most probable "
-            "token's."
+            help="Min-p: sample only from tokens whose probability is at least this fraction of the highest "
+            "token probability."
         ),
     ] = None
     seed: Annotated[int | None, sampling_option(min=0, help="Random seed for sampling.")] = None
@@ -236,7 +236,7 @@ class Loading:
         return {name: value for name, value in asdict(self).items() if name != "threads"}
 
     def load(self, path: str, device: str | None = None, mapped: bool = False) -> "TrainedModel":
-        """Return the trained model in the folder `path`, loaded onto `device`. If that is None, use `--device`."""
+        """Return the trained model in the folder `path`, loaded onto `device` (default: that of `--device`)."""
         from regard.runs.trained_model import load
 
         options: dict[str, Any] = self.keywords() | {"device": device or self.device}

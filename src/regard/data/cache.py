@@ -63,12 +63,18 @@ def size_limit() -> int:
 
 
 def timings_file(machine: str) -> Path:
-    """Return the path of the file with a machine's speed by number of threads. `machine` describes the machine."""
+    """Return the path of the file that stores the results of a speed measurement.
+
+    `machine` describes the machine and everything else that the results depend on.
+    """
     return cache_folder() / "threads" / f"regard-{hashlib.sha256(machine.encode()).hexdigest()[:16]}.json"
 
 
 def store_timings(path: Path, timings: Mapping[Any, Any]) -> None:
-    """Write a machine's timings by number of threads, unless the cache is disabled. Errors of writing are ignored."""
+    """Write speed measurements to the JSON file `path`.
+
+    Nothing is written if the cache is disabled. Errors of writing are ignored.
+    """
     with suppress(OSError, SpecError):
         if size_limit():
             path.parent.mkdir(parents=True, exist_ok=True)

@@ -155,7 +155,7 @@ class BatchLoader:
         yield from (self.item(plan, position) for position in range(len(plan)))
 
     def after(self, place: Place) -> Iterator[tuple[Item, Place]]:
-        """Yield (batch, place of the next batch) endlessly, beginning with the batch at `place`.
+        """Yield batches endlessly, beginning with the batch at `place`, each with the place of the batch that follows.
 
         The plan of the next epoch is computed in the background. In the first epoch, this starts only in the middle of
         the epoch, because short training may never need a second epoch.
@@ -171,7 +171,7 @@ class BatchLoader:
 
 
 def _windows(stream: Column, starts: np.ndarray, length: int) -> tuple[dict[str, Column], list[np.ndarray]]:
-    """Return (columns, rows) for windows of a text. Each window is an example of `length` + 1 tokens, in its own row.
+    """Return columns and rows for windows of a text. Each window is an example of `length` + 1 tokens in its own row.
 
     A window at the end of the text may be shorter.
     """
@@ -210,7 +210,7 @@ class Prefetch:
         return False
 
     def next(self) -> tuple[Item, Place]:
-        """Return (batch, place): the next batch, and the `Place` of the batch that follows."""
+        """Return the next batch, and the `Place` of the batch that follows."""
         entry = self._queue.get()
         if isinstance(entry, BaseException):
             self._queue.put(entry)  # the thread has ended, so the next call raises again

@@ -93,7 +93,7 @@ class Objective(Spec):
         return False
 
     def pair(self, record: Record) -> tuple[str, str]:
-        """Return (input, output): the text that the model reads and the text that it learns to predict."""
+        """Return the text that the model reads and the text that the model learns to predict."""
         return record[self.input_text], record[self.output_text]
 
     def with_labels(self, labels: Sequence[str]) -> "Objective":

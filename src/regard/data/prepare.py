@@ -252,7 +252,7 @@ def _spooled(spec: DataSpec, folder: Path, report: Report) -> Iterator[tuple[Dat
 def _description(
     spec: DataSpec, seed: int, tokenizers: dict[str, Tokenizer] | None, room: int
 ) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """Return (settings, files): the settings that the prepared data depend on, and the names of the files to read."""
+    """Return the settings that the prepared data depend on, and the names of the files to read."""
     corpora = (*spec.train, *spec.valid)
     files = [file for corpus in corpora for file in corpus.files()]
     records = [(to_record(corpus), ("weight", *corpus.paths)) for corpus in corpora]
@@ -330,7 +330,7 @@ def _choose(
 ) -> tuple[DataSpec, dict[str, Tokenizer], list[str]]:
     """Choose the tokenizer and the length limit from the text if they are not given, and train the tokenizers.
 
-    Return (spec with these choices, trained tokenizers keyed by column, sentences with the reasons for the choices).
+    Return the spec with these choices, the trained tokenizers keyed by column, and sentences with the reasons.
     """
     objective, reasons = spec.objective, list[str]()
     if spec.tokenizer is None and objective.encoded:
@@ -357,7 +357,7 @@ def _train_tokenizers(spec: DataSpec, parts: Split) -> dict[str, Tokenizer]:
 
 
 def _train_tokenizer(spec: DataSpec, parts: Split, texts: tuple[int, ...]) -> Tokenizer:
-    """Train a tokenizer on the text or a sample of it. `texts` are the indices of the strings of an example to use."""
+    """Train a tokenizer on all or a sample of the text, using the strings with indices `texts` in each example."""
     assert spec.tokenizer is not None, "chosen by now"
     if parts.share == 1.0 or spec.tokenizer.sampled:
         with suppress(tokenizers_.TooFewSubwordsError):
@@ -448,7 +448,7 @@ def _complete(spec: DataSpec, chosen: Any) -> DataSpec:
 
 
 def _strings(value: Any, count: int | None = None) -> tuple[str, ...]:
-    """Convert a JSON list of `count` strings (None: any number) to a tuple. Raise an error for other values."""
+    """Convert a JSON list of `count` strings (by default any number) to a tuple. Raise an error for other values."""
     if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
         raise TypeError("a value is not a list of strings")
     if count is not None and len(value) != count:

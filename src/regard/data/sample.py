@@ -9,13 +9,14 @@ WHOLE = 1 << 32
 
 
 class Sample:
-    """A deterministic sample of about `limit` characters from all parts of a text, or all of a shorter text.
+    """A deterministic sample of about `limit` characters, taken from all parts of a text.
 
+    If the text has at most `limit` characters, the sample is the whole text.
     Training example n has the rank n * golden ratio modulo 1. The sample consists of the examples of lowest rank.
     """
 
     def __init__(self, texts: Sequence[int], limit: int) -> None:
-        """Only the strings with the indices `texts` in each example count toward the `limit` of characters."""
+        """Sample about `limit` characters, counted in the strings of each example whose index is in `texts`."""
         self.texts, self.limit = texts, limit
         self.characters = 0  # number of characters in the whole text
         self._below, self._size = WHOLE, 0
@@ -35,9 +36,9 @@ class Sample:
                 self._size = sum(kept[-1] for kept in self._kept)
 
     def records(self, held_out: Sequence[bytes] | None = None) -> tuple[list[Record], float]:
-        """Return (sample, share): the sampled examples in the order of the text, and their share of all characters.
+        """Return the sampled examples in the order of the text, and their share of all characters.
 
-        If given, `held_out` has one byte per example of each corpus, and examples with a nonzero byte are left out.
+        `held_out`, if given, has one byte per example of each corpus. Examples with a nonzero byte are left out.
         """
         left = [kept for kept in self._kept if held_out is None or not held_out[kept[1]][kept[2]]]
         if self._below == WHOLE and self._size <= self.limit:

@@ -463,10 +463,11 @@ def _add_control_tokens(document: Document, name: str) -> Note:
 def choose_vocab(words: int, languages: int = 2) -> int:
     """Return a vocabulary size for a corpus of `words` words in `languages` languages.
 
-    The size is min(10.5 words^(1/2), 175 languages words^(1/4)), rounded, from 300 to 32,000. For two languages it is
-    1,000 for ten thousand words, 10,000 for a million words and 32,000 for seventy million words. With a larger
-    vocabulary, a small corpus has too few examples of each subword. On 15,000 sentence pairs, 8,000 subwords reach half
-    of the BLEU score of 4,000 subwords. On WikiText-2, 13,000 subwords have 7 % more perplexity per word than 6,000.
+    The size is min(10.5 * words^(1/2), 175 * languages * words^(1/4)), rounded, but at least 300 and at most 32,000.
+    For two languages, it is 1,000 for ten thousand words, 10,000 for a million and 32,000 for seventy million. With a
+    larger vocabulary, a small corpus has too few examples of each subword. On 15,000 sentence pairs, 8,000 subwords
+    reach half of the BLEU score of 4,000 subwords. On WikiText-2, 13,000 subwords have 7 % more perplexity per word
+    than 6,000.
     """
     size = min(10.5 * words**0.5, 175 * languages * words**0.25)
     step = 100 if size < 10_000 else 1_000
@@ -557,7 +558,7 @@ def _visible(text: str) -> str:
 
 
 def _load_guarded(document: Document, unknown: int | None) -> tuple[tokenizers.Tokenizer, dict[int, str]]:
-    """Return (the library's tokenizer, {id: control token}). In this tokenizer, no text encodes to a control token.
+    """Return a tokenizer of the library that encodes no text to a control token, and the dict {id: control token}.
 
     The option `encode_special_tokens` is not enough, because a Unigram model has "</s>" in its vocabulary and would
     match it in a text. Control tokens therefore get random names in memory. The file is unchanged.

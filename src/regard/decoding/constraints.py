@@ -67,7 +67,7 @@ class TokenConstraints:
                 raise SpecError("required", message)
 
     def check(self, ends: SpecialTokens) -> None:
-        """Raise SpecError if a sequence contains bos, eos or padding, except if bos or padding alone is banned."""
+        """Raise SpecError if a sequence contains bos, eos or padding. Banning only bos or only padding is allowed."""
         for name, sequences in (("prefix", (self.prefix,)), ("banned", self.banned), ("required", self.required)):
             for sequence in sequences:
                 special = {ends.eos, *ends.never}.intersection(sequence)
@@ -119,7 +119,7 @@ class Bans:
         beams: int,
         device: torch.device,
     ) -> None:
-        """`rules` are the constraints of each row, and `least` the minimum length of its output in tokens."""
+        """`rules` are the constraints of each row, and `least` is the minimum length of its output in tokens."""
         self.rules, self.least, self.eos, self.beams = rules, least, ends.eos, beams
         always = [{sequence[0] for sequence in each.banned if len(sequence) == 1} for each in rules]
         everywhere = set.intersection(*always)

@@ -24,9 +24,9 @@ class Coverage:
             self.now = attention if self.before is None else self.before + attention
 
     def penalties(self) -> tuple[list[float], list[float]]:
-        """Return (before, now): the penalties of all beams before and after the last step.
+        """Return the penalties of all beams before and after the last step.
 
-        The penalty is weight * sum_j log(min(c_j, 1)), where c_j is the total attention to source token j. Source
+        The penalty is `weight` * sum_j log(min(c_j, 1)), where c_j is the total attention to source token j. Source
         positions without any attention are padding and are left out of the sum.
         """
         return self._penalty(self.before), self._penalty(self.now)

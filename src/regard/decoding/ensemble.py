@@ -62,7 +62,7 @@ class Decodings:
 
 
 class Ensemble:
-    """Several models whose probabilities are averaged: log p(v) = log((1 / n) sum_m p_m(v)) for token v and n models m.
+    """Several models whose probabilities are averaged: log p(v) = log(1 / n * sum_m p_m(v)) for token v and n models m.
 
     The models share a vocabulary. Each model has its own decoding state.
     """

@@ -33,7 +33,7 @@ class Choice(NamedTuple):
 def plain(log_probs: Float[Tensor, "B V"], totals: Sequence[Sequence[float]], eos: int) -> list[Choice]:
     """Return the chosen candidates for every source in plain beam search.
 
-    Each beam has one candidate with eos, so it is enough to rank twice as many candidates as there are beams.
+    With k beams, only the 2k best candidates are ranked. At most k of them end with eos, so at least k do not.
     """
     beams = len(totals[0])
     return [split(ranked, beams, eos) for ranked in best(log_probs, totals, 2 * beams)]

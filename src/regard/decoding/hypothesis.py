@@ -32,7 +32,7 @@ class Limits(Spec):
     """The minimum and maximum length of an output in tokens, including a forced prefix but not eos.
 
     If `max_len` is None, the maximum is computed from the source length S by `derived`, which is fitted to the training
-    text. If both are None, the maximum is 2 S + 20.
+    text. If both are None, the maximum is 2 * S + 20.
     """
 
     kind = "limits"
@@ -46,7 +46,7 @@ class Limits(Spec):
             raise SpecError("max_len", f"must be at least 1 and min_len ({self.min_len}), not {self.max_len}")
 
     def most(self, source: int | None, needed: int = 0) -> int:
-        """Return the maximum output length for a source of `source` tokens (None for a model without a source).
+        """Return the maximum output length for a source of `source` tokens (or None, if the model has no source).
 
         A maximum that is computed from the source length is at least `needed`.
         """

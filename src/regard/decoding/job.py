@@ -166,7 +166,7 @@ class BatchDecoding:
 
 
 def first_read(job: Job, beams: int) -> tuple[Int[Tensor, "B T"], Int[Tensor, "B T"] | None]:
-    """Return (ids, segments) of the first input to the decoder: bos if there is a source, else the prompts.
+    """Return ids and segments of the decoder's first input, which is bos if there is a source, else the prompts.
 
     Segment 0 is padding. Padding shared by all prompts is removed. If no padding is left, the segments are None.
     """

@@ -18,9 +18,9 @@ SLOPES = 64  # number of slopes that are tried
 
 @dataclass(frozen=True, slots=True)
 class LengthLimit(Spec):
-    """The maximum length of an output for a source of S tokens: 1.5 min(longest, slope S + constant) + 5, rounded up.
+    """The maximum length of an output for a source of S tokens: 1.5 * min(longest, slope * S + constant) + 5.
 
-    S includes eos, and the length of the output does not.
+    The maximum is rounded up. S includes eos, and the length of the output does not.
     """
 
     kind = "length_limit"

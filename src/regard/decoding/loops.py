@@ -11,7 +11,10 @@ TOKENS, AT_END = 8, 12
 
 @dataclass(frozen=True, slots=True)
 class Loop:
-    """A loop of `tokens` tokens from index `start` on, in which a sequence of `period` tokens is repeated."""
+    """The part of an output in which a sequence of `period` tokens is repeated.
+
+    The part begins at index `start` and has `tokens` tokens.
+    """
 
     start: int
     tokens: int

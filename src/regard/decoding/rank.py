@@ -101,7 +101,7 @@ def sort_key(candidate: Candidate) -> tuple[int, int, int]:
 def highest(
     log_probs: Float[Tensor, "s k V"], shift: Float[Tensor, "s k"], count: int
 ) -> tuple[Float[Tensor, "s n"], Int[Tensor, "s n"]]:
-    """Return (log-probabilities, indices) of the `count` candidates of every source with the highest log_probs + shift.
+    """Return log-probabilities and indices of the `count` candidates per source with the highest log_probs + shift.
 
     An index is beam * V + token. The maxima of blocks of tokens are computed first. The `count` highest values are in
     the blocks with the `count` highest maxima, so `log_probs` is read once and never copied.

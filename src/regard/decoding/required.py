@@ -20,7 +20,8 @@ class Required:
     """Automaton (Aho & Corasick 1975) that computes how many more tokens an output needs to contain all sequences.
 
     `distance` is exact and takes overlaps into account: if (a b) and (b c) are required, three tokens are enough. If s
-    is the next sequence to be completed, the output needs the tokens of s that are not already in the tail, so
+    is the next sequence to be completed, the output needs the tokens of s that are not already in the tail. The
+    distance is therefore
 
         distance(met, tail) = min over s not met of  |s| - overlap(tail, s) + distance(after these tokens).
     """

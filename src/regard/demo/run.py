@@ -156,7 +156,7 @@ def _draw_attention(trained: TrainedModel, test: Sequence[Example], outputs: Seq
 
 
 def cross_attention(trained: TrainedModel, source: str, target: str) -> tuple[torch.Tensor, list[str], list[str]]:
-    """Return (cross-attention weights (T, S), the T subwords of the target, the S subwords of the source).
+    """Return the cross-attention weights (T, S), the T subwords of the target, and the S subwords of the source.
 
     The weights are those of the last layer, averaged over the heads.
     """

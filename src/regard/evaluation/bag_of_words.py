@@ -41,10 +41,10 @@ class _Sparse:
 class BagOfWords:
     """Logistic regression on TF-IDF features of lower-case words and pairs of adjacent words.
 
-    The value of feature t in a text is tf(t) (1 + ln((1 + n) / (1 + df(t)))), where tf(t) is the number of times that t
-    occurs in the text, n is the number of texts, and df(t) is the number of texts that contain t. The values of each
-    text are divided by their Euclidean norm. L-BFGS finds the weights W that minimise the summed cross-entropy +
-    PENALTY/2 |W|^2; the bias is not penalised.
+    The value of feature t in a text is tf(t) * (1 + ln((1 + n) / (1 + df(t)))). Here tf(t) is the number of times that
+    t occurs in the text, n is the number of texts, and df(t) is the number of texts that contain t. The values of each
+    text are divided by their Euclidean norm. L-BFGS finds the weights W that minimise the summed cross-entropy plus
+    PENALTY / 2 * |W|^2. The bias is not penalised.
     """
 
     def __init__(self, texts: Sequence[str], labels: np.ndarray, classes: int) -> None:
@@ -65,7 +65,7 @@ class BagOfWords:
         return scores.argmax(1).numpy()
 
     def _grams(self, texts: list[list[str]]) -> tuple[np.ndarray, np.ndarray]:
-        """Return (text indices, feature keys) of all known words, then of all pairs of adjacent known words."""
+        """Return the text indices and feature keys of all known words, then of all pairs of adjacent known words."""
         unknown, size = len(self._words), len(self._words) + 1
         numbers = np.fromiter((self._words.get(word, unknown) for word in chain.from_iterable(texts)), np.int64)
         rows = np.repeat(np.arange(len(texts)), [len(text) for text in texts])
@@ -75,7 +75,7 @@ class BagOfWords:
         return np.concatenate([rows[known], rows[1:][pairs]]), np.concatenate([numbers[known], keys[pairs]])
 
     def _features(self, rows: np.ndarray, keys: np.ndarray, texts: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Return (text indices, feature indices, TF-IDF values) of all known features."""
+        """Return the text indices, feature indices and TF-IDF values of all known features."""
         columns = np.searchsorted(self._keys, keys)
         known = np.append(self._keys, -1)[columns] == keys
         rows, columns, counts = _counted(rows[known], columns[known], len(self._keys))
@@ -108,6 +108,6 @@ class BagOfWords:
 
 
 def _counted(rows: np.ndarray, columns: np.ndarray, width: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return (rows, columns, counts): the distinct (row, column) pairs, sorted, and how often each pair occurs."""
+    """Return the rows and columns of the distinct pairs (row, column), sorted, and how often each pair occurs."""
     places, counts = np.unique(rows * width + columns, return_counts=True)
     return places // width, places % width, counts

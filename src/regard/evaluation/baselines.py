@@ -110,7 +110,7 @@ def _translation(data: Prepared, train: TrainSpec, criterion: Metric) -> list[Ba
 
 
 def _most_frequent(data: Prepared) -> tuple[str, float]:
-    """Return (target, share): the most frequent training target, and the share of the text that was counted."""
+    """Return the most frequent training target, and the share of the text that was counted."""
     targets, _, share = _rows([table["target"] for table in data.train], TARGET_TOKENS)
     raw, ends = np.asarray(targets.ids).astype("<u4").tobytes(), (4 * targets.offsets).tolist()
     ((ids, _),) = Counter(raw[first:last] for first, last in pairwise(ends)).most_common(1)
@@ -136,7 +136,7 @@ def _language_model(data: Prepared) -> list[Baseline]:
 
 
 def _rows(columns: Sequence[Column], most: int, stream: bool = False) -> tuple[Column, np.ndarray, float]:
-    """Return (sample, numbers, share): texts with about `most` tokens, their indices, and their share of all tokens.
+    """Return a sample of texts with about `most` tokens, their indices, and their share of all tokens.
 
     The texts of all columns are numbered consecutively, and are sampled at random with a fixed seed. A stream is one
     long text, so the sample consists of evenly spaced blocks of the stream.

@@ -28,9 +28,9 @@ class Accuracy(Metric):
 class Matthews(Metric):
     """Correlation of predicted and true classes, from -1 to 1 (Matthews, 1975; for K classes Gorodkin, 2004).
 
-    (c s - sum_k p_k t_k) / sqrt((s^2 - sum_k p_k^2) (s^2 - sum_k t_k^2)), where c of the s predictions are right, class
-    k is predicted p_k times, and t_k examples have the label k. The value is 0 if all predictions or all labels are
-    one class.
+    The value is (c * s - sum_k p_k * t_k) / sqrt((s^2 - sum_k p_k^2) * (s^2 - sum_k t_k^2)). Here c of the s
+    predictions are right, class k is predicted p_k times, and t_k examples have the label k. The value is 0 if all
+    predictions or all labels are one class.
     """
 
     name = "matthews"

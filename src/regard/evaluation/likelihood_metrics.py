@@ -45,7 +45,7 @@ class Perplexity(Loss):
 
 
 class BitsPerByte(Loss):
-    """nll / (bytes ln 2), with the summed negative log-likelihood nll in nats; comparable across vocabularies."""
+    """nll / (bytes * ln 2), with the summed negative log-likelihood nll in nats; comparable across vocabularies."""
 
     name = "bits_per_byte"
     title = "bits per byte"

@@ -116,5 +116,5 @@ def perplexity(nll_sum: float, tokens: int) -> Score:
 
 
 def bits_per_byte(nll_sum: float, byte_count: int) -> Score:
-    """Return nll_sum / (byte_count ln 2), with the summed negative log-likelihood `nll_sum` in nats."""
+    """Return nll_sum / (byte_count * ln 2), with the summed negative log-likelihood `nll_sum` in nats."""
     return BitsPerByte().score([Likelihood(nll_sum, 1, byte_count)])

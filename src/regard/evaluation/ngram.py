@@ -67,7 +67,7 @@ class KneserNey:
         return np.log(p)
 
     def _laid(self, rows: Column) -> tuple[np.ndarray, np.ndarray]:
-        """Return (tokens, predicted): all tokens with padding before every text; the indices of predicted tokens."""
+        """Return all tokens, with padding before every text, and the indices of the tokens that are predicted."""
         padded = rows.between((self.vocabulary,) * (self.order - 1), ())
         tokens = np.asarray(padded.ids).astype(np.int64)
         first = np.zeros(len(tokens), np.bool_)  # the padding and the first token of each row
@@ -78,8 +78,9 @@ class KneserNey:
     def _keys(self, shorter: np.ndarray, tokens: np.ndarray) -> np.ndarray:
         """Return, for each token, an integer key of the n-gram that ends with the token.
 
-        `shorter` contains the index of the (n - 1)-gram that ends with each token, or -1 if the (n - 1)-gram is not in
-        the training text. The key is -1 if the (n - 1)-gram before the token is not in the training text.
+        `shorter` holds one index per token: the index of the (n - 1)-gram that ends with this token, or -1 if that
+        (n - 1)-gram is not in the training text. The returned key of a token is -1 if the (n - 1)-gram that ends with
+        the preceding token is not in the training text.
         """
         context = np.roll(shorter, 1)
         return np.where(context < 0, -1, context * (self.vocabulary + 1) + tokens)
@@ -94,7 +95,7 @@ def _order(keys: np.ndarray, counts: np.ndarray, contexts: np.ndarray, size: int
 def discounts(counts: np.ndarray) -> np.ndarray:
     """Return the discounts for n-grams with a count of 0, 1, 2, and at least 3.
 
-    D_i = i - (i + 1) Y n_{i+1} / n_i with Y = n_1 / (n_1 + 2 n_2), where n_i is the number of entries of `counts`
+    D_i = i - (i + 1) * Y * n_{i+1} / n_i with Y = n_1 / (n_1 + 2 * n_2). Here n_i is the number of entries of `counts`
     that equal i (Chen and Goodman, 1999).
     """
     n = [float((counts == i).sum()) for i in range(5)]

@@ -55,8 +55,8 @@ def paired_bootstrap(
 ) -> Comparison:
     """Compare two outputs for the same lines by the paired bootstrap.
 
-    `metric` is a metric, or the name of a metric with the given `settings`. The score of a resample is the exact corpus
-    score, computed from the summed statistics of the resampled lines.
+    `metric` is a metric, or the name of a metric. In the second case, the metric is created with `settings`. The score
+    of a resample is the exact corpus score, computed from the summed statistics of the resampled lines.
     """
     metric = as_metric(metric, settings)
     statistics = metric.statistics(first, references), metric.statistics(second, references)

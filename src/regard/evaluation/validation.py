@@ -42,9 +42,10 @@ class HeldOut:
 
 
 def measured(objective: Objective, tokenize: str, *more: Metric) -> list[Metric]:
-    """Return the metrics that validation measures besides the loss: the default metrics of the task, and `more`.
+    """Return the metrics that validation measures besides the loss.
 
-    Default metrics whose package is not installed are left out.
+    These are the default metrics of the task, apart from those whose package is not installed, and the metrics in
+    `more`. Each metric is returned once.
     """
     usual = [METRICS[name]().with_tokenizer(tokenize) for name in objective.metrics if METRICS[name].installed()]
     names = {each.name for each in usual} | {"loss"}

@@ -238,7 +238,7 @@ def sdpa(call: Call) -> Float[Tensor, "B H T V"]:
 
 
 def additive(view: View, dtype: torch.dtype) -> Tensor | None:
-    """Return the position bias with -inf at hidden keys, as an additive mask (None: neither bias nor hidden keys)."""
+    """Return the position bias, with -inf at hidden keys. Return None if there are neither a bias nor hidden keys."""
     return cached(view.lowered, ("additive", dtype), lambda: _additive(view, dtype))
 
 
@@ -371,7 +371,7 @@ KERNELS: dict[str, Callable[[Call], Tensor]] = {
 def cumulative_lengths(
     mask: Mask, T: int, S: int, rows: int, device: torch.device
 ) -> tuple[Int[Tensor, " r"], Int[Tensor, " r"]]:
-    """Return (query, key): the cumulative lengths of all segments in all rows, which varlen kernels need.
+    """Return the cumulative lengths of all segments in all rows, for queries and for keys, as varlen kernels need them.
 
     Segments must be numbered 1, 2, ... along a row, with padding (0) last and the same numbers in query and key rows.
     The result has a fixed size, in which missing segments have length 0. Padding is split into segments of at most

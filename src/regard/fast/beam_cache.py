@@ -58,7 +58,8 @@ class BeamAncestry:
     def leave(self, T: int, bound: int, counts: Int[Tensor, " B"] | None) -> None:
         """Record that every row (beam) has read T tokens, from column `bound` on.
 
-        The first `counts` tokens of each row are real (None: all tokens).
+        The first `counts` tokens of each row are real, the others are padding. If `counts` is None, all tokens are
+        real.
         """
         if counts is not None:
             if self.places is None:

@@ -147,7 +147,10 @@ class CapturedDecoder:
             self.decodings.reorder(self.state.parents)
 
     def collect(self) -> list[tuple[int, list[Hypothesis] | None]]:
-        """Remove the sources that are done. Return (number, outputs) of each; None: search on the host."""
+        """Remove the sources that are done. Return the number and the outputs of each.
+
+        The outputs of a source are None if it must be searched again on the host.
+        """
         is_done = self.state.done.flatten().tolist()  # waits for the device
         done = [slot for slot in self.busy if is_done[slot]]
         results = self.state.results(done) if done else []

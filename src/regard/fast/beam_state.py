@@ -1,8 +1,9 @@
 """The state of a beam search as tensors: live beams, finished outputs and stopping, for many sources at a time.
 
-The results equal those of `regard.decoding.beam.search`. Given equal log-probabilities, the scores are bitwise equal,
-because both searches compare scores rounded to multiples of 1e-5 and break ties by the same rule. A source is marked
-`unsure` if a decision depends on finished outputs that were dropped because too many had the same score.
+The results equal those of `regard.decoding.beam.search`. Both searches compare scores rounded to multiples of 1e-5 and
+break ties by the same rule. Given equal log-probabilities, they therefore return the same outputs with bitwise equal
+scores. If too many finished outputs of a source have the same score, some are dropped. The source is marked `unsure` if
+a decision depends on the dropped outputs.
 """
 
 from collections.abc import Sequence
@@ -291,7 +292,7 @@ class BeamState:
 def paths(
     token: np.ndarray, parent: np.ndarray, value: np.ndarray, steps: np.ndarray, beam: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return (token ids, log-probabilities) of the outputs that end after `steps` steps in beam `beam`.
+    """Return the token ids and log-probabilities of the outputs that end after `steps` steps in beam `beam`.
 
     Each output is traced back through its parent beams. `token`, `parent` and `value` have the shape (sources, steps,
     beams); `steps` and `beam` have the shape (sources, n); the results have the shape (sources, n, steps).

@@ -22,7 +22,7 @@ SIZE = 64  # tokens in a tile
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Query tiles with similar numbers of visible key tiles: n query tiles with up to m key tiles each."""
+    """A group of n query tiles with similar numbers of visible key tiles, which are at most m."""
 
     queries: Int[Tensor, " n"]
     keys: Int[Tensor, "n m"]

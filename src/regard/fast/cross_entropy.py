@@ -29,8 +29,8 @@ def chunk_rows(rows: int, vocab: int, device: torch.device) -> int:
 class CrossEntropy(torch.autograd.Function):
     """Weighted cross-entropy of softmax(r M' + b) in chunks of tokens, with the gradient from the same pass.
 
-    r are the hidden states, M is the output matrix and b its bias. The gradient of a chunk overwrites its logits, so
-    nothing is computed twice. There are three matrix products, as with stored logits.
+    r are the hidden states, M is the output matrix, and b is its bias. The gradient of a chunk overwrites its logits,
+    so nothing is computed twice. There are three matrix products, as with stored logits.
     """
 
     @staticmethod
@@ -44,7 +44,7 @@ class CrossEntropy(torch.autograd.Function):
         label_smoothing: float,
         z: float,
     ) -> tuple[Tensor, Tensor]:
-        """Return (objective, negative log-likelihood), both weighted by `weights` and summed over tokens."""
+        """Return the objective and the negative log-likelihood, both weighted by `weights` and summed over tokens."""
         N, V = r.shape[0], matrix.shape[0]
         needs_gradient = any(ctx.needs_input_grad[:3])
         wide = torch.float64 if r.dtype == torch.float64 else torch.float32
@@ -189,8 +189,8 @@ class FusedMixture(MixtureOfSoftmaxesModule):
 class MixtureEntropy(torch.autograd.Function):
     """Weighted cross-entropy of a mixture p = sum_k pi_k p_k with p_k = softmax(r_k M'), in chunks of tokens.
 
-    The gradient comes from the same pass. For vocabulary token v, let t_v be the (smoothed) label, gamma_kv = pi_k
-    p_k(v) / p(v), and g_k = sum_v t_v gamma_kv. The gradient of a token's loss is p_k(v) g_k - t_v gamma_kv with
+    The gradient comes from the same pass. For vocabulary token v, let t_v be the (smoothed) label, gamma_kv = pi_k *
+    p_k(v) / p(v), and g_k = sum_v t_v * gamma_kv. The gradient of a token's loss is p_k(v) * g_k - t_v * gamma_kv with
     respect to the logits of component k, and -g_k with respect to log pi_k.
     """
 
@@ -204,7 +204,7 @@ class MixtureEntropy(torch.autograd.Function):
         weights: Float[Tensor, " N"],
         label_smoothing: float,
     ) -> tuple[Tensor, Tensor]:
-        """Return (objective, negative log-likelihood), weighted and summed over tokens. `prior` is log pi."""
+        """Return objective and negative log-likelihood, weighted and summed over tokens. `prior` is log pi."""
         (N, K, _), V = r.shape, matrix.shape[0]
         needs_gradient = any(ctx.needs_input_grad[:3])
         objective, nll_sum = (torch.zeros((), dtype=prior.dtype, device=r.device) for _ in range(2))

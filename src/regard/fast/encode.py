@@ -1,4 +1,4 @@
-"""Encoding of sources in groups of similar length, because padding costs as much as real tokens on a CPU."""
+"""Encode sources in groups of similar length, because on a CPU, padding costs as much as real tokens."""
 
 from collections.abc import Iterable
 

@@ -48,7 +48,7 @@ def block_mask_of(view: View, rows: int) -> flexible.BlockMask:
 
 
 def _ordered(pairs: Tensor) -> tuple[Int[Tensor, "B 1 Q"], Int[Tensor, "B 1 Q K"]]:
-    """Return the number of key tiles of each query tile, and the indices of the key tiles, these tiles first."""
+    """Return the number of visible key tiles per query tile, and the indices of all key tiles, visible ones first."""
     index = pairs.to(torch.int8).argsort(dim=-1, descending=True, stable=True)
     return pairs.sum(-1, dtype=torch.int32), index.to(torch.int32).contiguous()
 

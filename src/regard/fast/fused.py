@@ -82,7 +82,7 @@ class FusedPostNorm(PostNormModule):
 
 
 class FusedFeedForward(FeedForwardModule):
-    """A feed-forward branch ReLU(x W_up + b) W_down + c, with ReLU inside the first matrix product."""
+    """A feed-forward branch ReLU(x W_up + b) W_down + c, with ReLU computed inside the first matrix product."""
 
     def forward(self, x: Float[Tensor, "B T D"], ctx: Context, state: Any = None) -> Float[Tensor, "B T D"]:
         if not has_kernels(x) or not isinstance(self.up, Projection) or self.up.bias is None:

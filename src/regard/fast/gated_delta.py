@@ -37,14 +37,16 @@ def chunked_gated_delta_rule(
 ) -> tuple[Float[Tensor, "B H T V"], Float[Tensor, "B H K V"]]:
     """Return what `gated_delta_rule` returns, computed in chunks of `chunk` tokens.
 
-    In a chunk that begins with the state S, let D_ij be the product of the decays after token j up to token i, d_i that
-    of the decays up to token i, and u_i = b_i (v_i - a_i S_(i-1)' k_i) the correction by token i. The state after token
-    i is S_i = d_i S + sum_(j <= i) D_ij k_j u_j', so the corrections solve a triangular system, and y_i = S_i' q_i:
+    In a chunk that begins with the state S, let D_ij be the product of the decays after token j up to token i, and d_i
+    the product of all decays up to token i. Let u_i = b_i * (v_i - a_i * S_(i-1)' k_i) be the correction by token i.
+    The state after token i is S_i = d_i * S + sum_(j <= i) D_ij * k_j u_j', and y_i = S_i' q_i. The corrections
+    therefore solve a triangular system:
 
-        u_i + b_i sum_(j < i) D_ij (k_i' k_j) u_j = b_i (v_i - d_i S' k_i).
+        u_i + b_i * sum_(j < i) D_ij * (k_i' k_j) * u_j = b_i * (v_i - d_i * S' k_i).
 
-    The system is solved for all chunks at once, before S is known: u is the solution for the right side b_i v_i, minus
-    the solution for b_i d_i k_i times S. It is the WY representation of Bischof and Van Loan 1987 (Yang et al. 2024).
+    The system is solved for all chunks at once, before S is known: u is the solution for the right side b_i * v_i,
+    minus the solution for the right side b_i * d_i * k_i, multiplied by S. It is the WY representation of Bischof and
+    Van Loan 1987 (Yang et al. 2024).
     """
     T = q.shape[2]
     chunk = min(chunk, T)

@@ -17,7 +17,7 @@ _broken: list[torch.cuda.CUDAGraph] = []  # the graph of a failed capture must n
 
 
 def watched(step: Callable[[], Result]) -> tuple[Result, str | None]:
-    """Run a step. Return its result, and torch's warning if an operation waited for the device (None: no warning)."""
+    """Run a step. Return its result, and torch's warning (or None) that an operation waited for the device."""
     before = torch.cuda.get_sync_debug_mode()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch warns that this mode is a prototype
@@ -64,7 +64,7 @@ class Graphed(Generic[Result]):
     def __init__(
         self, stream: torch.cuda.Stream | None, pool: Any, refused: Callable[[str], None], first: bool = False
     ) -> None:
-        """Set the stream for captures (None: never capture) and the memory pool for graphs.
+        """Set the stream for captures and the memory pool for graphs. If `stream` is None, nothing is captured.
 
         `refused` is called with the reason if the function cannot be captured. With `first`, the first call is neither
         tested nor captured, because it creates constants and therefore waits for the device.

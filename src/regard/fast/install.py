@@ -107,7 +107,7 @@ PREPACKED = (
 def install(
     model: nn.Module, device: torch.device | str | None = None, *, fixed: bool = False, mapped: bool = False
 ) -> None:
-    """Replace modules by faster implementations, in place, for a model on `device` (None: where its weights are).
+    """Replace modules by faster implementations for `device` (default: the device of the weights), in place.
 
     Parameters, their names and the spec of the model stay the same. A copy of the model has the faster modules, too.
     Call `install` again after moving the model to another device, or when training of its weights begins or ends.

@@ -23,7 +23,7 @@ PROGRAMS = 1024  # number of programs in a backward pass; each writes one row of
 
 @triton.jit
 def _centred(x, inside, D, eps):
-    """Return (vectors of a tile minus their means, reciprocals of their standard deviations)."""
+    """Return the vectors of a tile minus their means, and the reciprocals of their standard deviations."""
     mean = tl.sum(x, 1) / D
     centred = tl.where(inside, x - mean[:, None], 0.0)
     return centred, 1.0 / tl.sqrt(tl.sum(centred * centred, 1) / D + eps)
@@ -31,7 +31,7 @@ def _centred(x, inside, D, eps):
 
 @triton.jit
 def _summed(x_ptr, added_ptr, seed, places, inside, share, JOINS: tl.constexpr, DROPS: tl.constexpr):
-    """Return (s, factor): s is x or x + factor * added, rounded as if stored, and factor is 0 at dropped elements."""
+    """Return s = x or x + factor * added, rounded as if stored, and `factor`, which is 0 at dropped elements."""
     x = tl.load(x_ptr + places, mask=inside, other=0.0).to(tl.float32)
     factor = tl.full(x.shape, 1.0, tl.float32)
     if JOINS:

@@ -52,7 +52,7 @@ def _(x, weight, bias):  # noqa: ARG001
 
 @operator("regard::relu_backward")
 def rectified_backward(dy: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-    """Return (gradient of ReLU's input, sum of this gradient over all tokens in float32)."""
+    """Return the gradient of ReLU's input, and the sum of this gradient over all tokens in float32."""
     y, dy = y.contiguous(), dy.contiguous()
     N, D = y.numel() // y.shape[-1], y.shape[-1]
     g, programs = torch.empty_like(y), min(PROGRAMS, triton.cdiv(N, TILE["ROWS"]))

@@ -1,4 +1,4 @@
-"""Registration of our Triton kernels as custom operators of torch, because torch cannot trace into kernels."""
+"""Register our Triton kernels as custom operators of torch, because torch cannot trace into kernels."""
 
 from functools import partial
 

@@ -77,7 +77,7 @@ def _forward(
     H, T, S, scale, share,
     CAUSAL: tl.constexpr, DROPS: tl.constexpr, K: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Write y = softmax(scale q k') v for a block of queries, and `top`.
+    """Write y = softmax(scale * q k') v for a block of queries, and `top`.
 
     `top` is log2 of the sum of exponentials for each query.
     """
@@ -126,7 +126,7 @@ def _backward_q(
     H, T, S, scale, share,
     CAUSAL: tl.constexpr, DROPS: tl.constexpr, K: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Write the gradient dq for a block of queries, and `fall` = sum(y dy) per query, which `_backward_kv` reads."""
+    """Write the gradient dq for a block of queries, and `fall` = sum(y * dy) per query, which `_backward_kv` reads."""
     head = tl.program_id(1)
     b, h = (head // H).to(tl.int64), (head % H).to(tl.int64)
     rows = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
@@ -273,7 +273,7 @@ def attend_segments(
     q: Tensor, k: Tensor, v: Tensor, q_seg: Tensor, k_seg: Tensor, q_reach: Tensor, k_reach: Tensor,
     seed: Tensor | None, causal: bool, scale: float, dropout: float,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """Return (attention output (B, H, T, K), log2 of each query's sum of exponentials (B, H, T))."""
+    """Return the attention output (B, H, T, K), and log2 of each query's sum of exponentials (B, H, T)."""
     y = _like(q)
     return y, _run_forward(y, _readable(q, k, v), q_seg, k_seg, q_reach, seed, causal, scale, dropout)
 
@@ -414,7 +414,7 @@ def attend(
     dropout: float,
     qkv: Float[Tensor, "B T 3 H K"] | None = None,
 ) -> Float[Tensor, "B H T K"]:
-    """Return softmax(scale q k') v over the keys in the segment of each query.
+    """Return softmax(scale * q k') v over the keys in the segment of each query.
 
     With a causal layout, a query attends only to keys up to its own position. The output for padding (segment 0) is
     zero. If q, k and v are views of a fused projection `qkv`, the gradient of `qkv` is computed as one tensor.

@@ -133,8 +133,8 @@ class PrepackedEmbeddings(Prepacked, EmbeddingsModule):
 class CachedRows(NormedRows):
     """Matrix with weight-normalised rows, which is cached in decoding on a CPU until the parameters change.
 
-    On a GPU, the matrix is not cached, because it is cheap to compute, and a step captured as a CUDA graph could not
-    check whether the cached matrix is up to date.
+    On a GPU, the matrix is not cached, for two reasons: it is cheap to compute, and a step captured as a CUDA graph
+    could not check whether the cached matrix is up to date.
     """
 
     cached: "CachedProduct"

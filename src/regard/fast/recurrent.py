@@ -38,7 +38,7 @@ class FusedCell(CellModule):
     def fused(
         self, x: Float[Tensor, "B T I"], state: State, weights: list[Tensor], lengths: Int[Tensor, " B"] | None
     ) -> tuple[Float[Tensor, "B T H"], State]:
-        """Return (h after every token, final state). `weights` are W_x, W_h and their biases."""
+        """Return h after every token, and the final state. `weights` are W_x, W_h and their biases."""
 
 
 class FusedElman(FusedCell, ElmanModule):

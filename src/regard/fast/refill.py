@@ -18,7 +18,10 @@ from regard.nn.mask import View
 
 
 def refillable(decodings: Sequence[Decoding]) -> bool:
-    """Return whether `refill` is possible: shapes are static, cached states refillable, and masks plain tensors."""
+    """Return whether `refill` is possible.
+
+    It needs static shapes, cached states that can be refilled, and attention masks that are plain tensors.
+    """
     states = (state for decoding in decodings for state in flat(decoding.states))
     static = all(decoding.rows.static for decoding in decodings)
     return static and forced() in (None, "sdpa", "reference") and all(isinstance(s, Refillable) for s in states)

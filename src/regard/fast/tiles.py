@@ -14,7 +14,7 @@ from regard.nn.pattern import AttentionPattern, Span, text_lengths
 
 @dataclass(frozen=True, slots=True)
 class Tiles:
-    """For each pair of a query tile and a key tile: whether a query may attend to a key, and whether all attend to all.
+    """Masks over pairs of tiles: `some` is True if a query may attend to a key, and `every` if all attend to all.
 
     A batch of size 1 stands for all batch rows.
     """
@@ -27,7 +27,7 @@ class Tiles:
 def tiles(view: View, size: int) -> Tiles:
     """Return the pairs of tiles that the mask of `view` makes visible, with tiles of `size` tokens.
 
-    `some` may be true for a pair without a visible key, and `every` false for a pair that is wholly visible.
+    For a pair without a visible key, `some` may be true. For a pair that is wholly visible, `every` may be false.
     """
     mask = view.mask
     q_pos, k_pos = mask.positions(view.T, view.S, view.device)

@@ -120,7 +120,7 @@ class CTranslate2(Engine):
         return [results[place][: search.n_best] for place in range(len(sources))]
 
     def _together(self, most: Sequence[int], search: Beam) -> list[tuple[int, list[int]]]:
-        """Group the sources that are searched together. Return pairs (length limit, indices of the sources)."""
+        """Group the sources to search together. Return the length limit and the source indices of every group."""
         if not most:
             return []
         if _waits_for_all(search):

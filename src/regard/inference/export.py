@@ -90,7 +90,7 @@ class Trained:
         return self.positions if spec.decoder.position is None else ENDLESS
 
     def vocabularies(self) -> tuple[Vocabulary, Vocabulary]:
-        """Return (source, target): the vocabularies, with one token string for each row of the embedding tables."""
+        """Return the source and target vocabularies, with one token string for each row of the embedding tables."""
         spec: Any = self.model.spec
         sizes = (spec.vocab, getattr(spec, "target_vocab", None) or spec.vocab)
         return tuple(
@@ -377,7 +377,7 @@ def _run_language_models(trained: Trained, model: LanguageModel, folder: Path, s
 
 
 def _pairs(trained: Trained) -> tuple[Pairs, str]:
-    """Return (pairs, description). A pair is (source ids, target ids). Without validation text, ids are random."""
+    """Return pairs of source ids and target ids, and their description. Without validation text, the ids are random."""
     pairs = []
     longest = min(trained.max_len, trained.room - 2)
     for record in trained.texts:

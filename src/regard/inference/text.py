@@ -192,7 +192,7 @@ class Texts:
         self._warn_about_output(number + 1, search, ids, read)
 
     def _growing(self, steps: Iterator[list[Piece]]) -> Growing:
-        """Yield each new piece of an output as it is generated. Return (all ids, whether the output ended with eos)."""
+        """Yield the pieces of an output as they are generated. Return all ids, and whether eos ended the output."""
         ids: list[int] = []
         yielded, ended = "", False
         for pieces in steps:
@@ -207,7 +207,7 @@ class Texts:
         return ids, ended
 
     def _bound(self, search: Search, constraints: Constraints) -> tuple[Search, TokenConstraints]:
-        """Return (search, constraints): the search without constraints, and all constraints combined, in token ids."""
+        """Return the search without its constraints, and all constraints combined, in token ids."""
         own: tuple[Constraint, ...] = getattr(search, "constraints", ())
         rules = bind_all((*constraints.parts(), *own), self.target)
         return (replace(search, constraints=()) if own else search), rules  # type: ignore[call-arg]

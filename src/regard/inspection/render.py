@@ -129,7 +129,7 @@ def png(
 
 
 def _fonts(text: str) -> tuple[list[str], Callable[[str], bool]]:
-    """Return (families, covered): font families for a text, and a function that is True for characters in these fonts.
+    """Return font families for a text, and a function that returns True for the characters in these fonts.
 
     The caller writes all other characters as escape codes, because matplotlib would warn and draw a box for each.
     """
@@ -176,7 +176,7 @@ def _fit(text: str, cells: int) -> str:
 def _matrix(
     weights: Tensor | np.ndarray, rows: Sequence[str], columns: Sequence[str]
 ) -> tuple[Float[np.ndarray, "T S"], float, float]:
-    """Return (matrix, low, high): the checked weights, min(0, lowest weight) and max(0, highest weight)."""
+    """Return the checked weights, min(0, lowest weight), and max(0, highest weight)."""
     tensor = torch.as_tensor(weights).detach().to("cpu", torch.float64)
     if tensor.dim() != 2 or not tensor.numel():
         raise DataError(f"weights: needs queries by keys (T, S), not {tuple(tensor.shape)}; choose one head of one row")

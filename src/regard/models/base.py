@@ -116,7 +116,7 @@ class LanguageModel(Generator):
     def step(
         self, ids: Int[Tensor, "B T"], decoding: Decoding, counts: Int[Tensor, " B"] | None
     ) -> Float[Tensor, "B T D"]:
-        """Return the last layer's output for new tokens `ids`. In each row, the first `counts` are real (None: all)."""
+        """Return the last layer's output for new tokens `ids`. The first `counts` of a row (default: all) are real."""
 
     def forward(self, batch: Batch, trace: Trace | None = None) -> Float[Tensor, "B T V"]:
         return self.logits(batch, trace)

@@ -67,7 +67,7 @@ def cost(spec: ModelSpec, length: int = 128) -> Cost:
 
 
 def _owners(model: Model) -> Iterator[tuple[str, str]]:
-    """Yield (module name, part name) for the modules to which parameters and FLOPs are assigned.
+    """Yield the module name and the part name of every module to which parameters and FLOPs are assigned.
 
     A branch belongs to a part named by its stack and class, such as `decoder.self_attention`. In a block that is not a
     `BlockModule`, each submodule is a part, named as in the block. All other parts are named as in the model.
@@ -133,7 +133,7 @@ BAGS = {torch.ops.aten._embedding_bag: _bag, torch.ops.aten._embedding_bag_forwa
 
 
 def _counted(model: Model, batch: Batch) -> tuple[dict[str, float], float]:
-    """Return (FLOPs keyed by module name, total FLOPs) of a forward pass, without those spent on padding."""
+    """Return the FLOPs of a forward pass, keyed by module name, and their total. FLOPs for padding are left out."""
     idle: Counter[str] = Counter()
 
     def note(name: str, module: Idle) -> Any:

@@ -99,10 +99,10 @@ class DecoderOnlyTranslatorModel(DecoderOnlyModel):
 
 
 def joined(batch: Batch, source: Int[Tensor, "B S"]) -> tuple[Int[Tensor, "B N"], Batch]:
-    """Return (order, batch), where `batch` joins source and target into one sequence per batch row.
+    """Return `order`, and a batch in which source and target of each row are joined into one sequence.
 
-    In `batch`, each segment is a source followed by its target, and padding is last. The positions of a target continue
-    those of its source. `order[b, i]` is the index of joined token i in [source, target] of row b.
+    In the returned batch, each segment is a source followed by its target, and padding is last. The positions of a
+    target continue those of its source. `order[b, i]` is the index of joined token i in [source, target] of row b.
     """
     S, T = source.shape[1], batch.target.shape[1]
     sides = ((source, batch.source_seg, batch.source_pos), (batch.target, batch.target_seg, batch.target_pos))

@@ -41,7 +41,7 @@ class Decoding:
             state.reorder(parent)
 
     def droppable(self) -> bool:
-        """Return whether `keep` can drop rows: shapes must not be static, and cached states must be `Droppable`."""
+        """Return whether `keep` can drop rows. Shapes must not be static, and cached states must be `Droppable`."""
         return not self.rows.static and all(isinstance(state, Droppable) for state in flat(self.states))
 
     def keep(self, sources: Int[Tensor, " s"]) -> None:
@@ -67,7 +67,7 @@ class Decoding:
         return self.rows.view(T, self.prefix)
 
     def cross_view(self, T: int) -> View | None:
-        """Return the cross-attention `View` (mask and sizes) for T new tokens per beam (None: no cross-attention)."""
+        """Return the cross-attention `View` (mask and sizes) for T new tokens per beam, or None."""
         if self.cross is not None and T * self.beams != self.cross.T:
             self.cross = replace(self.cross, T=T * self.beams, lowered={}, shared={})
         return self.cross
@@ -88,7 +88,7 @@ def flat(states: Iterable[Any]) -> Iterator[Any]:
 
 
 def last_real(x: Float[Tensor, "B T D"], counts: Int[Tensor, " B"] | None) -> Float[Tensor, "B D"]:
-    """Return the hidden state of each row at its last real token. Row i has `counts[i]` real tokens (None: all)."""
+    """Return the hidden state of each row at its last real token. Row i has `counts[i]` real tokens (default: all)."""
     if counts is None:
         return x[:, -1]
     return x[torch.arange(x.shape[0], device=x.device), (counts - 1).clamp(min=0)]

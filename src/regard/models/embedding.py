@@ -30,9 +30,10 @@ class Tables(nn.Module):
     ) -> None:
         """Build the tables from `spec`.
 
-        `uses` maps each use ("source", "target" or "output") to (use whose table it shares, vocabulary size, width). A
-        use with its own table names itself. `output` is the spec of an unshared output table (None: `spec`). `field` is
-        the spec field that sets sharing, for error messages.
+        `uses` maps each use ("source", "target" or "output") to a tuple: the use that owns the table, the vocabulary
+        size and the width. A use with its own table is its own owner. `output` is the spec of the output table if the
+        output has its own table; the default is `spec`. `field` is the spec field that sets sharing, for error
+        messages.
         """
         super().__init__()
         self.owner = {use: owner for use, (owner, _, _) in uses.items()}
@@ -91,12 +92,12 @@ class Inputs(nn.Module):
 
 
 def value_form(channels: int) -> tuple[tuple[int, ...], str]:
-    """Return (shape, description) of one input value: a vector with `channels` channels, or a token id (0 channels)."""
+    """Return the shape and a description of an input value. With 0 `channels`, it is a token id, otherwise a vector."""
     return ((channels,), f"vectors (B, T, {channels})") if channels else ((), "token ids (B, T)")
 
 
 def check_input(spec: InputSpec) -> None:
-    """Raise an error for an input that a decoder cannot have: vectors, or several token types."""
+    """Check the input spec of a model with a decoder: a decoder reads neither vectors nor several token types."""
     require(spec.token_types == 0, "input.types", "only an encoder reads several types of tokens; set it to 0")
     remedy = "give vectors to the source, with 'by_side'"
     require(spec.of("target").vector_channels == 0, "input", f"a decoder reads the tokens it predicts; {remedy}")

@@ -173,9 +173,9 @@ class Pooled(Task):
 class SentenceClassifier(Task):
     """Classifier of whole texts, which predicts one class from one pooled vector x.
 
-    `pool` selects x. "first" is the vector of the first token, "last" that of the last token (for a recurrent encoder),
-    and "ends" concatenates both (for a bidirectional recurrent encoder). "mean" is the mean over tokens, "max" the
-    maximum of each channel (Collobert et al. 2011), and "mean_max" concatenates both (Howard and Ruder 2018). With
+    `pool` selects x. "first" is the vector of the first token. "last" is the vector of the last token (for a recurrent
+    encoder). "ends" concatenates both (for a bidirectional recurrent encoder). "mean" is the mean over tokens. "max" is
+    the maximum of each channel (Collobert et al. 2011). "mean_max" concatenates both (Howard and Ruder 2018). With
     `pooler`, tanh(x W + b) replaces x, as in BERT.
 
     With label smoothing s (Szegedy et al. 2016, as in torch) and class probabilities p_c, the training loss of a text

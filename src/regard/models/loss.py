@@ -45,7 +45,7 @@ def label_weights(batch: Batch) -> Float[Tensor, "B T"]:
 def real_rows(
     h: Float[Tensor, "B T D"], labels: Int[Tensor, "B T"], weights: Float[Tensor, "B T"]
 ) -> tuple[Float[Tensor, "N D"], Int[Tensor, " N"], Float[Tensor, " N"]]:
-    """Return (hidden states, labels, weights), with batch and time flattened to one axis of tokens.
+    """Return hidden states, labels and weights, with batch and time flattened to one axis of tokens.
 
     On a CPU, tokens with weight 0 are removed to save time. On other devices they are kept, because changing shapes
     would cost more time.

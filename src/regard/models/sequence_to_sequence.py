@@ -32,7 +32,7 @@ class TwoSidedSpec(ModelSpec):
 
 
 def check_sides(spec: TwoSidedSpec) -> None:
-    """Raise an error for an invalid vocabulary size, or for an input that a decoder cannot have."""
+    """Check the vocabulary sizes, and check that the decoder reads neither vectors nor several token types."""
     check_vocab("vocab", spec.vocab)
     check_vocab("target_vocab", spec.target_vocab)
     check_input(spec.input)
@@ -50,7 +50,7 @@ class TwoSided(LanguageModel):
     def tables_and_inputs(self, spec: TwoSidedSpec, source: Site, target: Site, d_out: int | None = None) -> int:
         """Build the embedding tables and input modules of source and target. Return the target vocabulary size.
 
-        `d_out` is the width of the decoder's output, which the head reads (None: `spec.d_model`).
+        `d_out` is the width of the decoder's output, which the head reads. The default is `spec.d_model`.
         """
         vocab, reads_vectors = spec.target_vocab or spec.vocab, spec.input.of("source").vector_channels > 0
         owner = "source" if spec.sharing.source_target and not reads_vectors else "target"
@@ -64,7 +64,7 @@ class TwoSided(LanguageModel):
         return vocab
 
     def read_source(self, batch: Batch) -> tuple[Float[Tensor, "B S D"], View]:
-        """Return (embeddings, view) of the source. The `View` contains the encoder's self-attention mask."""
+        """Return the embeddings and the `View` of the source. The `View` contains the encoder's self-attention mask."""
         source = source_of(batch)
         S, mask = source.shape[1], own_mask(batch, batch.source_pos, batch.source_seg)
         return self.embed("source", source, mask, S), View(mask, S, S, source.device)
@@ -72,7 +72,7 @@ class TwoSided(LanguageModel):
     def read_target(
         self, batch: Batch, memory: Memory, losses: list[Tensor] | None, trace: Trace | None
     ) -> tuple[Float[Tensor, "B T D"], Context]:
-        """Return (embeddings, context) of a whole target. The `Context` contains the decoder's masks and `memory`."""
+        """Return the embeddings and the `Context` of a whole target. The context has the masks and `memory`."""
         target, T, S = batch.target, batch.target.shape[1], memory.x[0].shape[1]
         own = own_mask(batch, batch.target_pos, batch.target_seg, causal=True)
         cross = replace(own, causal=False, q_pos=None, k_pos=None, k_seg=memory.seg)
@@ -80,7 +80,7 @@ class TwoSided(LanguageModel):
         return self.embed("target", target, own, T), Context(*views, memory, losses, trace)
 
     def read_next(self, ids: Int[Tensor, "B T"], decoding: Decoding) -> tuple[Float[Tensor, "B T D"], Context]:
-        """Return (embeddings, context) of new tokens in decoding. The `Context` contains the masks and the memory."""
+        """Return the embeddings and the `Context` of new tokens. The context has the masks and the memory."""
         own = decoding.own_view(ids.shape[1])
         context = Context(own, decoding.cross_view(own.T), decoding.memory, trace=decoding.trace)
         return self.embed("target", ids, own.mask, own.S), context

@@ -28,7 +28,7 @@ def _children(module: nn.Module) -> list[tuple[str, nn.Module]]:
 
 
 def _inside(module: nn.Module, indent: str) -> Iterator[tuple[str, int]]:
-    """Yield (text, parameter count) of each line for the contents of a module."""
+    """Yield the text and the parameter count of each line for the contents of a module."""
     for name, parameter in module.named_parameters(recurse=False):
         yield f"{indent}{name}: {_shape(parameter)}", parameter.numel()
     groups: dict[tuple[Any, ...], list[str]] = {}  # names of equal entries of a list; other modules are on their own
@@ -53,7 +53,7 @@ def _label(names: list[str]) -> str:
 
 
 def _part(module: nn.Module, indent: str) -> tuple[str, str, int, tuple[tuple[str, int], ...]]:
-    """Return (path, class, parameter count, lines of contents) of `module`. An only submodule replaces its parent."""
+    """Return path, class, parameter count and content lines of `module`. An only submodule replaces its parent."""
     path, size = "", _size(module)
     while len(children := _children(module)) == 1 and not [*module.parameters(recurse=False)]:
         path, module = f"{path}.{children[0][0]}", children[0][1]

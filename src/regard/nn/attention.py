@@ -1,4 +1,4 @@
-"""Scaled dot-product attention under a mask: softmax(scale q k' + bias) v. `regard.fast` has faster kernels."""
+"""Scaled dot-product attention under a mask: softmax(scale * q k' + bias) v. `regard.fast` has faster kernels."""
 
 from collections.abc import Callable
 from typing import Any

@@ -77,7 +77,7 @@ def own_site(spec: SelfAttentionSpec, site: Site) -> tuple[Site, int]:
 def tying(tied: str, widths: dict[Role, int]) -> tuple[dict[Role, int], tuple[int, int, int]]:
     """Return the widths of the projections that are not left out, and the index of the one for q, for k and for v.
 
-    `widths` are those of W_q, W_k and W_v. With `tied` "query_key", W_k is left out; with "key_value", W_v.
+    `widths` are those of W_q, W_k and W_v. With `tied` "query_key", W_k is left out. With "key_value", W_v is left out.
     """
     left_out, index = {"none": (None, (0, 1, 2)), "query_key": ("key", (0, 0, 1)), "key_value": ("value", (0, 1, 1))}[
         tied
@@ -139,7 +139,7 @@ def beams_apart(y: Float[Tensor, "b H N W"], beams: int, T: int) -> Float[Tensor
 
 
 def factor(scale: Scale, d_head: int) -> float:
-    """Return the factor of the attention scores: 1 / sqrt(d_head) for "sqrt", 1 for "none", or `scale` if a number."""
+    """Return the factor of the attention scores. It is 1 / sqrt(d_head) for "sqrt", 1 for "none", or a given number."""
     factors: dict[Scale, float] = {"sqrt": 1.0 / math.sqrt(d_head), "none": 1.0}
     return float(factors.get(scale, scale))
 

@@ -14,10 +14,10 @@ from regard.nn.pattern import AttentionPattern, Span, blocks_of, distances
 class BigBird(AttentionPattern):
     """Attention to nearby, global and random blocks of `size` tokens (Zaheer et al. 2020), for bidirectional stacks.
 
-    A query of block a attends to block b if one of these conditions is true, where n is the number of blocks:
-    window: |a - b| <= (window - 1) / 2. Global: a or b is the first or the last block. Random: b is one of the
-    `random` blocks of a. Random block number r of a is drawn from the blocks r n / random ... (r + 1) n / random - 1,
-    by a hash of a, r and `seed`, so that no table is stored; the paper draws it from all blocks.
+    A query of block a attends to block b if one of these conditions is true. Window: |a - b| <= (window - 1) / 2.
+    Global: a or b is the first or the last block. Random: b is one of the `random` blocks of a. Random block number r
+    of a is drawn from the blocks r * n / random ... (r + 1) * n / random - 1, where n is the number of blocks. It is
+    chosen by a hash of a, r and `seed`, so that no table is stored. The paper draws it from all blocks.
     """
 
     kind = "big_bird"
@@ -149,9 +149,9 @@ def random_block(
 def random_tiles(
     a: Span, b: Span, count: int, blocks: Int[Tensor, "*#n"] | None, seed: int
 ) -> tuple[Bool[Tensor, "*#n"], Bool[Tensor, "*#n"]]:
-    """Return (some, all), as `AttentionPattern.tiles`, for the random blocks of the tiles a and b, given in blocks.
+    """Return `some` and `all` of `AttentionPattern.tiles` for random blocks. Tiles a and b are given in blocks.
 
-    `blocks` is the number of blocks to draw from (None: the query's block and those before it).
+    `blocks` is the number of blocks to draw from. If it is None, the query's block and all blocks before it are used.
     """
     some = (a.first + b.first) < 0
     single = (a.first == a.last) & (b.first == b.last)

@@ -42,7 +42,7 @@ class Block(Spec):
 
 
 def state_at(states: Sequence[Any] | None, call: int) -> Any:
-    """Return the decoding state with index `call`, or None outside decoding (`states` is None)."""
+    """Return the decoding state with index `call`, or None if `states` is None (outside decoding)."""
     return None if states is None else states[call]
 
 

@@ -47,9 +47,9 @@ class LastModule(nn.Module):
 
 @dataclass(frozen=True, slots=True)
 class Transparent(Bridge):
-    """Bapna et al. 2018: decoder block j attends to z_j = sum_i softmax_i(W_ij) h_i, a learned mixture of all layers.
+    """Bapna et al. 2018: decoder block j attends to z_j = sum_i softmax_i(W_ij) * h_i, a mixture of all layers.
 
-    h_0 is the input of the first encoder block, and h_i the output of block i. If the encoder ends with a norm, the
+    h_0 is the input of the first encoder block, and h_i is the output of block i. If the encoder ends with a norm, the
     last h_i is the output of this norm. Dropout applies to W.
     """
 
@@ -62,7 +62,7 @@ class Transparent(Bridge):
 
 @dataclass(frozen=True, slots=True)
 class TransparentNormed(Bridge):
-    """`Transparent` with a norm on each layer before the mixture, because pre-norm hidden states grow with depth."""
+    """`Transparent`, but with each layer normalised before the mixture. Pre-norm hidden states grow with depth."""
 
     kind = "transparent_normed"
     needs_layers = True

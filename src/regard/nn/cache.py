@@ -39,7 +39,7 @@ class Rows:
         return Rows(lengths, max_len, beams, uniform=not static, static=static)
 
     def claim(self, T: int, counts: Int[Tensor, " B"] | None = None) -> None:
-        """Check that T more tokens fit. Store `counts`, the number of real tokens in each batch row (None: T)."""
+        """Check that T more tokens fit. Store `counts`, the number of real tokens in each batch row (default: T)."""
         if self.bound + T > self.max_len:
             raise SpecError(
                 "max_len", f"{self.bound} + {T} tokens are more than this session's maximum of {self.max_len}"
@@ -73,7 +73,7 @@ class Rows:
         return View(self.mask(T, prefix), T, self.reach(T), self.lengths.device)
 
     def advance(self, T: int, counts: Int[Tensor, " B"] | None) -> None:
-        """Add `counts` (real tokens per batch row; None: T) to the lengths. Do nothing if the search updates them."""
+        """Add `counts` (real tokens per batch row, default T) to the lengths. Do nothing if the search updates them."""
         if self.counted:
             return
         self.lengths += T if counts is None else counts
@@ -147,7 +147,7 @@ class KVCache(Rewritten):
     def append(
         self, k: Float[Tensor, "B G T K"], v: Float[Tensor, "B G T V"], view: View
     ) -> tuple[Float[Tensor, "B G S K"], Float[Tensor, "B G S V"], View]:
-        """Store new keys and values. Return all keys and values so far, and `view`, which has their positions."""
+        """Store new keys and values. Return all keys and values so far, and `view` unchanged."""
         if self.keys is None or self.values is None:
             self.keys = k.new_zeros(*k.shape[:2], self.rows.max_len, k.shape[3])
             self.values = v.new_zeros(*v.shape[:2], self.rows.max_len, v.shape[3])
@@ -226,8 +226,8 @@ class ConvolutionCache(Rewritten):
     def unfold(self, x: Float[Tensor, "B T D"], counts: Int[Tensor, " B"] | None) -> Float[Tensor, "B T W"]:
         """Return the convolution window that ends at each new input, oldest input first, padded with zeros on the left.
 
-        Only the first `counts` new inputs of each batch row are stored (None: all). The others are padding, which must
-        not overwrite real inputs.
+        Only the first `counts` new inputs of each batch row are stored. The others are padding, which must not
+        overwrite real inputs. If `counts` is None, all inputs are stored.
         """
         if self.x is None:
             self.x = x.new_zeros(x.shape[0], self.size, x.shape[2])

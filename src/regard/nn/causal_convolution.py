@@ -64,7 +64,7 @@ def pad_stream(
 
 
 def other_segments(extent: KernelExtent, view: View) -> tuple[Bool[Tensor, "B T"], ...] | None:
-    """Return a mask per filter tap: True where the tap reads another text of the packed row. None: rows not packed."""
+    """Return a mask per filter tap, True where it reads another text of the row, or None if rows are not packed."""
     if not view.mask.packed:
         return None
     return cached(view.shared, ("other_segments", extent), lambda: _other_segments(extent, view))
@@ -99,8 +99,8 @@ def unfold(
 ) -> Float[Tensor, "B T W"]:
     """Return the windows of x (im2col). A convolution is a linear projection of these windows.
 
-    In decoding, earlier inputs come from `cache`, which also stores the first `counts` new inputs of each batch
-    row (None: all).
+    In decoding, earlier inputs come from `cache`. The first `counts` new inputs of each batch row (by default all) are
+    stored in `cache`.
     """
     if cache is not None:
         return cache.unfold(x, counts)
@@ -114,7 +114,7 @@ def convolve(
     filters: Float[Tensor, "*r K H"],
     others: tuple[Bool[Tensor, "B T"], ...] | None = None,
 ) -> Float[Tensor, "B T D"]:
-    """Return the depthwise convolution y_t = sum_i filter_i x_(t + i). The D / H channels of a head share a filter.
+    """Return the depthwise convolution y_t = sum_i filter_i * x_(t + i). The D / H channels of a head share a filter.
 
     Filters have shape (K, H) if all positions share them, or (B, T, K, H) if each position has its own. The sum runs
     tap by tap, without a copy of the windows. Inputs marked in `others`, one mask per tap, contribute zero.

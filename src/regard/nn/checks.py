@@ -13,7 +13,7 @@ MOST_CHANNELS = 2**20
 
 
 def require(condition: bool, name: str, message: str) -> None:
-    """Raise a `SpecError` about the field `name` unless `condition` is true."""
+    """Check `condition`. If it is false, raise a `SpecError` about the field `name`."""
     if not condition:
         raise SpecError(name, message)
 

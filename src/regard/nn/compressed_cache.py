@@ -15,7 +15,7 @@ class CompressedCache(Rewritten):
     """Cache of compressed keys and values. It grows by one entry per `stride` tokens.
 
     Group g of a batch row has the tokens at positions g * stride, ..., g * stride + stride - 1. `carry` stores the keys
-    and values of the tokens in the last, incomplete group: the token at position p is at index p mod `stride`. Batch
+    and values of the tokens in the last, incomplete group. The token at position p has the index p mod `stride`. Batch
     rows may have different lengths. Entries of incomplete groups are undefined, and are overwritten later.
 
     With a sink, entry 0 is `null` or, if `null` is None, the first token of the row.

@@ -58,19 +58,19 @@ class Site:
         return replace(self, path=join(self.path, path), **changes)
 
     def error(self, name: str, message: str) -> SpecError:
-        """Return a `SpecError` about the field `name` of the spec at the path of this site."""
+        """Return a `SpecError` about the field `name` of the spec at this site. The message begins with the path."""
         return SpecError(join(self.path, name), message)
 
     def require(self, condition: bool, name: str, message: str) -> None:
-        """Raise a `SpecError` about the field `name` of the spec at the path of this site unless `condition` holds."""
+        """Check `condition`. If it is false, raise a `SpecError` about the field `name` of the spec at this site."""
         if not condition:
             raise self.error(name, message)
 
     def linear(self, d_in: int, widths: Mapping[Role, int], *, bias: bool | None = None) -> nn.Module:
         """Return a linear layer from d_in to sum(widths) channels, with separately initialised weights for each role.
 
-        All projections are built here, so one field of the model spec can replace all linear layers (Fixup, LoRA), and
-        another one their initialisation.
+        All projections are built here. One field of the model spec can therefore replace all linear layers (Fixup,
+        LoRA). Another field can replace their initialisation.
         """
         projection = self.linear_.build(d_in, widths, bias, self)
         projection.row_widths = dict(widths)  # type: ignore[reportAttributeAccessIssue]  # for regard.weights

@@ -14,10 +14,10 @@ from regard.nn.residual import Residual, ResidualBranch
 
 @dataclass(frozen=True, slots=True)
 class DeepNorm(Residual):
-    """norm(alpha x + f(x)) for a branch f, to be used with the init `DeepNormInit`. Wang et al. 2022.
+    """norm(alpha * x + f(x)) for a branch f, to be used with the init `DeepNormInit`. Wang et al. 2022.
 
-    alpha = (2 N)^1/4 in a single stack of N blocks. With N encoder and M decoder blocks, alpha is
-    0.81 (N^4 M)^1/16 in the encoder and (3 M)^1/4 in the decoder.
+    In a single stack of N blocks, alpha = (2 * N)^1/4. With N encoder and M decoder blocks, alpha is 0.81 * (N^4 *
+    M)^1/16 in the encoder and (3 * M)^1/4 in the decoder.
     """
 
     kind = "deep_norm"

@@ -19,10 +19,10 @@ from regard.nn.residual import Residual, ResidualBranch
 
 @dataclass(frozen=True, slots=True)
 class Fixup(Residual):
-    """x + s f(x + t) for a branch f, with learned scalars s and t, initially 1 and 0. Zhang et al. 2019.
+    """x + s * f(x + t) for a branch f, with learned scalars s and t, initially 1 and 0. Zhang et al. 2019.
 
-    The final output is (x + t) s in an encoder and x + t in a decoder. With `FixupLinear` and `FixupInit`, the outputs
-    of all branches are initially 0.
+    The final output is (x + t) * s in an encoder and x + t in a decoder. With `FixupLinear` and `FixupInit`, the
+    outputs of all branches are initially 0.
     """
 
     kind = "fixup"
@@ -86,7 +86,7 @@ class ShiftedProjection(nn.Module):
 class FixupInit(Init):
     """Zhang et al. 2019: W_o and W_down are 0. The scale of other weights depends on the number L of branches.
 
-    In a branch with m weight matrices, the factor is L^(-1 / (2 m - 2)). W_q, W_k and W_v have Glorot uniform weights
+    In a branch with m weight matrices, the factor is L^(-1 / (2 * m - 2)). W_q, W_k and W_v have Glorot uniform weights
     times L^-1/6 (m = 4), and W_up has He uniform weights times L^-1/2 (m = 2). W_gate is not scaled, because its output
     is multiplied by the output of W_up, which is scaled. `others` initialises embedding tables and heads.
 

@@ -15,7 +15,7 @@ from regard.nn.residual import Residual, ResidualBranch
 
 @dataclass(frozen=True, slots=True)
 class GatedRecurrent(Residual):
-    """x + (1 - z) y + z c with y = f(norm(x)): the gates of a GRU around a branch f, as in Narang et al. 2021.
+    """x + (1 - z) * y + z * c with y = f(norm(x)): the gates of a GRU around a branch f, as in Narang et al. 2021.
 
     z = sigmoid([n(x); n(y)] W_z + b_z), r = sigmoid([n(n(x)); n(n(y))] W_r + b_r),
     c = sigmoid([n(r * x); n(y)] W_c + b_c), where n is a second norm, shared by all inputs of the gates.

@@ -117,8 +117,8 @@ class FanIn(Init):
 class DeepNormInit(Init):
     """Wang et al. 2022: Glorot normal, with gain beta for value, output and feed-forward projections.
 
-    beta = (8 N)^-1/4 in a single stack of N blocks. With N encoder and M decoder blocks, beta is
-    0.87 (N^4 M)^-1/16 in the encoder and (12 M)^-1/4 in the decoder. To be used with the residual rule `DeepNorm`.
+    In a single stack of N blocks, beta = (8 * N)^-1/4. With N encoder and M decoder blocks, beta is 0.87 * (N^4 *
+    M)^-1/16 in the encoder and (12 * M)^-1/4 in the decoder. To be used with the residual rule `DeepNorm`.
     """
 
     kind = "deep_norm_init"
@@ -142,7 +142,7 @@ class ConvS2SInit(Init):
     """Gehring et al. 2017, 3.5: weights that preserve the variance of activations through gates and dropout.
 
     The weights of a projection with n inputs and dropout rate p are from N(0, (1 - p) / n). Before a gated linear unit,
-    they are from N(0, 4 (1 - p) / n), because the gate leaves a quarter of the variance. Embedding tables are from
+    they are from N(0, 4 * (1 - p) / n), because the gate leaves a quarter of the variance. Embedding tables are from
     N(0, 0.1^2).
     """
 

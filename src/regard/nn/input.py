@@ -41,7 +41,7 @@ class InputSpec(Spec):
 
 
 def check_join(join: str, has_position: bool, position_width: int | None) -> None:
-    """Raise a `SpecError` unless `position_width` is given if and only if position vectors are concatenated."""
+    """Raise a `SpecError` if `position_width` is missing where position vectors are concatenated, or set elsewhere."""
     name, complete = "position_width", has_position and position_width is not None
     require(join == "add" or complete, name, 'join="concat" needs a position and the number of its channels')
     unused = "an added position is as wide as the model; leave it out"

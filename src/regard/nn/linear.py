@@ -39,7 +39,7 @@ class Dense(Linear):
 
 
 class Projection(nn.Linear):
-    """`nn.Linear` without initialisation, because the init spec initialises the weights afterwards."""
+    """`nn.Linear` without initialisation. The init spec initialises the weights afterwards."""
 
     def reset_parameters(self) -> None:
         pass

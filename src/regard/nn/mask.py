@@ -76,7 +76,7 @@ class Mask:
         return self.longest if self.k_pos is not None and self.longest is not None else S
 
     def positions(self, T: int, S: int, device: torch.device) -> tuple[Int[Tensor, "#b T"], Int[Tensor, "#b S"]]:
-        """Return (q, k): the positions of the T queries and of the S keys."""
+        """Return the positions of the T queries and of the S keys."""
         q = torch.arange(self.start, self.start + T, device=device)[None] if self.q_pos is None else self.q_pos
         return q, torch.arange(S, device=device)[None] if self.k_pos is None else self.k_pos
 

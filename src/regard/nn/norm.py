@@ -19,7 +19,7 @@ class Norm(Spec):
 
     @abstractmethod
     def build(self, site: Site, width: int | None = None) -> nn.Module:
-        """Build the norm for vectors of `width` channels (None: d_model)."""
+        """Build the norm for vectors of `width` channels (default: d_model)."""
 
 
 @dataclass(frozen=True, slots=True)

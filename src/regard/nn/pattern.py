@@ -36,7 +36,7 @@ class AttentionPattern(Spec):
 
     @property
     def reach(self) -> int | None:
-        """Largest distance from a query to a visible earlier key, not counting the `first` keys. None: no limit."""
+        """Largest distance from a query to a visible earlier key, except the `first` keys. None means no limit."""
         return None
 
     @property
@@ -46,7 +46,7 @@ class AttentionPattern(Spec):
 
     @property
     def reads_length(self) -> bool:
-        """Whether the visible keys depend on the length of the sequence."""
+        """True if the visible keys depend on the length of the sequence."""
         return False
 
     @abstractmethod
@@ -61,9 +61,9 @@ class AttentionPattern(Spec):
         length: Int[Tensor, "*#n"] | None = None,  # noqa: ARG002
         prefix: Bool[Tensor, "*#n"] | None = None,  # noqa: ARG002
     ) -> Bool[Tensor, "*#n"]:
-        """Return `visible(q, k)` in a sequence with `length` tokens; `prefix` is whether k belongs to its prefix.
+        """Return `visible(q, k)` in a sequence with `length` tokens. `prefix` is True if k belongs to its prefix.
 
-        The length is None unless the pattern reads it. `prefix` is None unless there is a prefix (prefix LM).
+        `length` is None if the pattern does not read it. `prefix` is None if the model is not a prefix LM.
         """
         return self.visible(q, k)
 
@@ -73,10 +73,10 @@ class AttentionPattern(Spec):
         k: Span,
         length: Int[Tensor, "*#n"] | None,  # noqa: ARG002
     ) -> tuple[Bool[Tensor, "*#n"], Bool[Tensor, "*#n"]]:
-        """Return (some, all): for each pair of tiles, whether some and whether all queries attend to all its keys.
+        """Return two masks over the pairs of tiles: `some` (a query may attend to a key) and `all` (all attend to all).
 
-        A kernel skips a pair of tiles if `some` is false, and evaluates no mask if `all` is true. `some` may be true,
-        and `all` false, if the answer is not known: the default for every pair of tiles.
+        If `some` is False, a kernel skips the pair of tiles. If `all` is True, a kernel does not evaluate the mask of
+        the pair. If the answer is not known, `some` is True and `all` is False. This is the default for every pair.
         """
         pairs = (q.first + k.first).bool()
         return torch.ones_like(pairs), torch.zeros_like(pairs)
@@ -321,7 +321,7 @@ class AnyOf(AttentionPattern):
 
 @dataclass(frozen=True, slots=True)
 class KeepPrefix(AttentionPattern):
-    """`pattern`, with all keys of the prefix visible at any distance, for a prefix language model."""
+    """`pattern` for a prefix language model, in which the keys of the prefix are visible at any distance."""
 
     kind = "keep_prefix"
     keeps_prefix = True

@@ -44,8 +44,8 @@ class Elman(Cell):
 class GRU(Cell):
     """Cho et al. 2014, with the reset gate after the matrix product, as in cuDNN and torch.
 
-    r = sigmoid(W_xr x + W_hr h + b_r), z = sigmoid(W_xz x + W_hz h + b_z),
-    n = tanh(W_xn x + b_xn + r * (W_hn h + b_hn)), h' = (1 - z) n + z h.
+    r = sigmoid(W_xr x + W_hr h + b_r), z = sigmoid(W_xz x + W_hz h + b_z), n = tanh(W_xn x + b_xn + r * (W_hn h +
+    b_hn)), h' = (1 - z) * n + z * h.
     """
 
     kind = "gru"
@@ -58,7 +58,7 @@ class GRU(Cell):
 class LSTM(Cell):
     """Hochreiter and Schmidhuber 1997 with the forget gate of Gers et al. 2000.
 
-    i, f, g, o = W_x x + W_h h + b, c' = sigmoid(f) c + sigmoid(i) tanh(g), h' = sigmoid(o) tanh(c').
+    i, f, g, o = W_x x + W_h h + b, c' = sigmoid(f) * c + sigmoid(i) * tanh(g), h' = sigmoid(o) * tanh(c').
 
     `forget_bias` is the initial bias of f. The default of 1 is from Jozefowicz et al. 2015; torch uses 0.
     """
@@ -71,7 +71,7 @@ class LSTM(Cell):
 
 
 class CellModule(nn.Module):
-    """Abstract base class of recurrent cells: `step` processes one token, `forward` a whole sequence."""
+    """Abstract base class of recurrent cells: `step` processes one token, `forward` processes a whole sequence."""
 
     parts: ClassVar[int] = 1  # number of vectors in a state; the first is h, the output
 
@@ -88,9 +88,9 @@ class CellModule(nn.Module):
     def forward(
         self, x: Float[Tensor, "B T I"], state: State, lengths: Int[Tensor, " B"] | None = None
     ) -> tuple[Float[Tensor, "B T H"], State]:
-        """Return (h, state): h after every token, and the state after the last real token of each batch row.
+        """Return h after every token, and the state after the last real token of each batch row.
 
-        `lengths` is the number of real tokens in each batch row (None: T). The computation has the precision of the
+        `lengths` is the number of real tokens in each batch row (default: T). The computation has the precision of the
         weights even under autocast, because rounding errors in the state accumulate.
         """
         dtype, precise = x.dtype, next(self.parameters()).dtype
@@ -220,7 +220,7 @@ class Layer(nn.Module):
     def forward(
         self, x: Float[Tensor, "B T I"], lengths: Int[Tensor, " B"] | None
     ) -> tuple[Float[Tensor, "B T W"], State]:
-        """Return (h, state): h after every token, and the last state. The directions are concatenated."""
+        """Return h after every token, and the last state. The directions are concatenated."""
         outputs, last = [], []
         for i, direction in enumerate(self.directions):
             turn = reverse if direction == "backwards" else unchanged
@@ -258,7 +258,7 @@ def reverse(x: Float[Tensor, "B T W"], lengths: Int[Tensor, " B"] | None) -> Flo
 
 
 def real_lengths(mask: Mask) -> Int[Tensor, " B"] | None:
-    """Return the number of real tokens in each batch row (None: no padding). Packed rows raise a `DataError`."""
+    """Return the number of tokens in each batch row, or None if there is no padding. Packed rows are an error."""
     if mask.packed:
         raise DataError("packed: a recurrence would carry its state from one text of a row into the next; pad instead")
     return None if mask.k_seg is None else (mask.k_seg != 0).sum(1)

@@ -15,7 +15,7 @@ from regard.nn.residual import Residual, ResidualBranch
 
 @dataclass(frozen=True, slots=True)
 class ReZero(Residual):
-    """x + alpha f(norm(x)), with a learned scalar alpha per branch, initially 0. Bachlechner et al. 2021.
+    """x + alpha * f(norm(x)), with a learned scalar alpha per branch, initially 0. Bachlechner et al. 2021.
 
     Before training, a stack without norms is the identity. If branches have norms, the stack also ends with a norm.
     """

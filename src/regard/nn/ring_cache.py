@@ -14,8 +14,8 @@ from regard.nn.terms import Terms
 class RingCache(Rewritten):
     """Key-value cache of the first `first` tokens and of the last `size` tokens of each batch row.
 
-    Position p is stored in slot p if p < first, and otherwise in slot first + (p - first) mod size, where it overwrites
-    the key of the token that no later query attends to. The memory does not grow with the number of tokens.
+    Position p is stored in slot p if p < first, and otherwise in slot first + (p - first) mod size. There it overwrites
+    the key of a token that no later query attends to. The memory does not grow with the number of tokens.
     """
 
     def __init__(self, rows: Rows, first: int, size: int) -> None:
@@ -76,7 +76,7 @@ class RingCache(Rewritten):
         return torch.where(position < self.first, position, self.first + (position - self.first) % self.size)
 
     def positions(self, last: Int[Tensor, "B 1"], empty: Int[Tensor, "B 1"]) -> Int[Tensor, "B R"]:
-        """Return the position of the token in each slot when the newest token is at `last`; `empty` for empty slots."""
+        """Return the position of the token in each slot, or `empty` for empty slots. The newest token is at `last`."""
         slot = torch.arange(self.first + self.size, device=last.device)
         newest = last - (last - slot) % self.size  # the largest position up to `last` in this slot of the ring
         at = torch.where(slot < self.first, slot, newest)
@@ -98,9 +98,10 @@ Cache = KVCache | RingCache
 
 
 def kv_cache(rows: Rows, view: View) -> Cache:
-    """Return an empty cache for the pattern and position terms of `view`: a ring if its size is smaller than `max_len`.
+    """Return an empty cache for the pattern and position terms of `view`.
 
-    Position terms that are computed for given columns of keys, such as Shaw's, need a cache in the order of positions.
+    The cache is a ring if the attention pattern needs fewer than `max_len` keys. Position terms that are computed for
+    given columns of keys, such as Shaw's, need a cache in the order of positions instead.
     """
     pattern, terms = view.mask.attention_pattern, view.terms or Terms()
     by_column = terms.bias is not None or terms.content is not None or terms.context is not None

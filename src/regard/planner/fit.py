@@ -20,7 +20,7 @@ from regard.tree import get_at, leaves, walk
 
 
 def packs(model: ModelSpec, objective: Objective) -> bool:
-    """Return whether texts can be packed: no text has a label, and no part of the model shortens or mixes rows."""
+    """Return whether texts can be packed. They cannot if texts have labels, or if the model shortens or mixes rows."""
     if not objective.packs or objective.stream:
         return False
     parts = list(walk(model))
@@ -29,7 +29,7 @@ def packs(model: ModelSpec, objective: Objective) -> bool:
 
 
 def packed(batching: Batching, longest: int) -> Packing:
-    """Return packed batching with the batch size of `batching`, in rows that hold an example of `longest` tokens."""
+    """Return packed batching with the batch size of `batching`. A row is long enough for `longest` tokens."""
     tokens, length = getattr(batching, "tokens", None) or 0, max(128, -(-longest // 8) * 8)
     return Packing(max(tokens, length), length)
 

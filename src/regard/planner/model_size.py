@@ -28,7 +28,7 @@ def largest(
     train: TrainSpec,
     finished: Callable[[ModelSpec], ModelSpec],
 ) -> tuple[Candidate, float | None]:
-    """Return (candidate, speed): the largest candidate that text, time and memory allow, and its speed.
+    """Return the largest candidate that text, time and memory allow, and its speed.
 
     The speed is in target tokens per second, or None if the user has set the number of steps. The speed of larger
     candidates is not measured. `finished` maps the model of a candidate to the complete model, with the user's

@@ -144,7 +144,7 @@ class TrainingBudget:
 def _batches(
     batching: Batching, budget: TrainingBudget, train: TrainSpec, longest: int, why: list[str]
 ) -> tuple[Batching, int]:
-    """Return (batching, tokens per batch), with batches small enough for a few thousand steps in the time."""
+    """Return the batching and the number of tokens per batch, such that a few thousand steps fit in the time budget."""
     if (given := getattr(batching, "tokens", None)) is not None:
         return batching, given
     small = _smallest(budget.text, budget.candidate, budget.hardware)
@@ -177,7 +177,7 @@ def _optimizer(objective: Objective, candidate: Candidate, hardware: Hardware, g
 
 
 def _pooled(spec: ModelSpec) -> tuple[str | None, float | None]:
-    """Return (pooling, word dropout) of a model, or None for a setting that the model does not have."""
+    """Return pooling and word dropout of a model. Each is None if the model does not have this setting."""
     task, tokens = getattr(spec, "task", None), getattr(spec, "input", None)
     return getattr(task, "pool", None), getattr(tokens, "word_dropout", None)
 
@@ -256,9 +256,9 @@ def _most_passes(candidate: Candidate, text: TextSize, trained: bool) -> float:
     """Return the number of passes through a text after which more passes hardly help.
 
     For translation, this number is 300 for a few lines, 80 for a million tokens, and at least 8. A language model
-    predicts all tokens and memorises the text sooner: 32 passes for a million tokens. A convolution over n-grams learns
-    faster: 12 passes for 5,000 texts, 3 for 50,000, and at least 2. Long texts take 2.5 times as many, because word
-    dropout removes half of the words. Fine-tuning (`trained`) takes 5 to 20 passes.
+    predicts all tokens and memorises the text sooner. The number is 32 for a million tokens. A convolution over n-grams
+    learns faster. The number is 12 for 5,000 texts, 3 for 50,000, and at least 2. Long texts take 2.5 times as many,
+    because word dropout removes half of the words. Fine-tuning (`trained`) takes 5 to 20 passes.
     """
     if trained:
         batches = max(1.0, text.epoch / 1024)

@@ -120,8 +120,8 @@ def _flops_per_token(spec: ModelSpec) -> float:
 def muon_share(spec: ModelSpec, tokens: int) -> float:
     """Return the FLOPs of Muon's matrix products in a step, relative to the FLOPs of the model for `tokens` tokens.
 
-    A matrix with m rows and n >= m columns takes five iterations, each with two products of 2 m^2 n FLOPs and one of
-    2 m^3 FLOPs.
+    A matrix with m rows and n >= m columns takes five iterations, each with two products of 2 * m^2 * n FLOPs and one
+    of 2 * m^3 FLOPs.
     """
     matrices = [sorted(matrix.shape[-2:]) for matrix in muon_matrices(build(spec, device="meta")).values()]
     products = sum(20.0 * m * m * n + 10.0 * m**3 for m, n in matrices)
@@ -149,7 +149,7 @@ def _timed(spec: ModelSpec, lengths: Lengths, device: torch.device) -> float:
 
 
 def _batch(spec: ModelSpec, lengths: Lengths) -> tuple[Batch, int]:
-    """Return (batch of random token ids with the given lengths of source and target, number of labels)."""
+    """Return a batch of random token ids, with the given lengths of source and target, and its number of labels."""
     source, target = lengths
     generator = torch.Generator().manual_seed(0)
 

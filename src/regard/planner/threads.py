@@ -51,7 +51,7 @@ def for_training() -> int | None:
 
 
 def for_decoding(parameters: int | None = None) -> int | None:
-    """Return the number of threads for decoding, or None if the user has set it or there is only one core.
+    """Return the number of threads for decoding, or None if it is set by the user or there is one core.
 
     It is the fastest number measured on this machine. Without a measurement, it is 1 for a model of fewer than `SMALL`
     parameters, and torch's default for a larger model. It is never more than the number of idle cores: with one busy

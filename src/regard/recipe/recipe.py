@@ -268,7 +268,7 @@ def _with_defaults(spec: DataSpec, changes: Mapping[str, Any], trust_code: bool)
 def model_for(
     recipe: RecipeRequest, chosen: ModelSpec | None, fitted: Callable[[ModelSpec], Mapping[str, Any]]
 ) -> tuple[ModelSpec, ModelSpec]:
-    """Return (base, model): the base model (`chosen`, or from the request), and the model after all modifications.
+    """Return the base model (`chosen`, or from the request), and the model after all modifications.
 
     `fitted` returns the edits of a model that the data require, such as the vocabulary size.
     """
@@ -284,7 +284,7 @@ def model_for(
 
 
 def load_model(name: str, changes: Sequence[str] = (), trust_code: bool = False) -> tuple[ModelSpec, ModelSpec]:
-    """Return (base, model) from a preset or a recipe file: the base model, and the model after all modifications.
+    """Return the base model of a preset or a recipe file, and the model after all modifications.
 
     `changes` are `path=value` edits of the model. A path may begin with `model.`, as in edits of a whole recipe.
     """
@@ -312,7 +312,7 @@ def model_of(
     changes: Mapping[str, Any] = MappingProxyType({}),
     fitted: Callable[[ModelSpec], Mapping[str, Any]] = lambda _: {},
 ) -> tuple[ModelSpec, ModelSpec]:
-    """Return (base, model) from the `model` table of a recipe: the base model, and the model after all modifications.
+    """Return the base model of the `model` table of a recipe, and the model after all modifications.
 
     The table has a preset with edits, or a complete model. `variants` and `changes` are applied after the variants and
     edits in the table. `fitted` is as in `model_for`.
@@ -435,7 +435,7 @@ def parse_changes(changes: Iterable[str], section: str) -> dict[str, Any]:
 
 
 def parse_change(change: str) -> tuple[str, Any]:
-    """Return (path, value) for a `path=value` edit. The value is `none` or a TOML value; other text is a string."""
+    """Return the path and the value of a `path=value` edit. A value that is neither `none` nor TOML is a string."""
     path, equals, text = change.partition("=")
     path, text = path.strip(), text.strip()
     if not equals or not path or not text:

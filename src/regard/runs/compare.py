@@ -43,7 +43,7 @@ class RunSummary:
     curves: dict[str, Curve]  # validation curves, keyed by metric
 
     def best(self, metric: str) -> tuple[int, float] | None:
-        """Return (step, value) of the best validation by `metric`, or None if the run has not measured `metric`."""
+        """Return the step and the value of the best validation by `metric`, or None if `metric` was not measured."""
         curve = self.curves.get(metric)
         if not curve:
             return None

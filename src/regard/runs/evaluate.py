@@ -38,7 +38,7 @@ class Test:
     stride: int | None = None  # tokens between the windows of a stream; None: half a window
 
     def only(self, *names: str) -> None:
-        """Raise an error if a file option is given that is not listed in `names`, because it would be ignored."""
+        """Raise an error if a file option that is not listed in `names` is given, because it would be ignored."""
         for name in ("source", "reference", "tsv", "text", "labelled"):
             if name not in names and getattr(self, name) is not None:
                 raise SpecError(f"--{name}", "would be ignored here; leave it out")
@@ -320,7 +320,10 @@ def evaluate(  # noqa: PLR0913  # the options of the command line
 
 
 def refuse_ignored(options: dict[str, bool], why: str) -> None:
-    """Raise an error if one of `options` (name -> True if given) is given. It would be ignored for the reason `why`."""
+    """Raise an error if the user gave one of the `options`, which would be ignored for the reason `why`.
+
+    `options` maps the name of each option to True if the user gave it.
+    """
     for name, is_given in options.items():
         if is_given:
             raise SpecError(name, f"would be ignored: {why}; leave it out")

@@ -157,7 +157,7 @@ def generate(
 
 
 def _split(options: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return (loading, decoding): the options for loading a run, and all other options."""
+    """Return the options for loading a run, and all other options."""
     loading = {name: value for name, value in options.items() if name in LoadOptions.__annotations__}
     return loading, {name: value for name, value in options.items() if name not in loading}
 

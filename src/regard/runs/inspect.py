@@ -97,7 +97,7 @@ def hidden_states(run: "TrainedModel", text: str, target: str | None = None) -> 
 
 
 def _batch(run: "TrainedModel", text: str, target: str | None) -> tuple[Batch, Tokens, dict[str, int]]:
-    """Return (batch, tokens, lengths) for one text. `lengths` has the numbers of source and target tokens."""
+    """Return the batch for one text, its tokens, and the numbers of source and target tokens."""
     if run.command == "generate":
         batch = run.batch([text])
     else:

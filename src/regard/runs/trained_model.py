@@ -202,8 +202,9 @@ class TrainedModel:
 
         A string is tokenized and scored with eos. In a pair (source, target), the target is scored, and a long source
         is truncated as in `translate`. A model that was trained on one stream of text has no bos and scores each text
-        as if it followed a line feed. In an `Output`, the generated tokens are scored given the source or prompt, and
-        eos is included if the output ended. The score equals `Output.log_prob`, except for rounding.
+        as if it followed a line feed. If a text is an `Output`, its generated tokens are scored given its source or
+        prompt. If the output ended with eos, eos is scored too. The score of an `Output` equals `Output.log_prob`,
+        except for rounding.
 
         `first` is the index of the first text in the input, for messages.
         """
@@ -412,8 +413,8 @@ def load(
 ) -> TrainedModel:
     """Load the trained model from a run folder.
 
-    `step` selects the checkpoint of this training step, and `average` the mean of the last `average` checkpoints. If
-    both are None, the final weights are loaded. If training has not finished, the best checkpoint is loaded instead.
+    `step` selects the checkpoint of this training step. `average` selects the mean of the last `average` checkpoints.
+    If both are None, the final weights are loaded. If training has not finished, the best checkpoint is loaded instead.
     `mapped` memory-maps the weights file, so that several processes share the weights in memory. Do not change mapped
     weights: prepacked copies are not updated after a change through `.data`. `plain` loads the readable form of the
     model, without the faster kernels of `regard.fast`.
@@ -465,7 +466,7 @@ def read_tokenizers(folder: RunFolder, objective: Objective) -> dict[str, Tokeni
 def _weights(
     folder: RunFolder, recipe: Recipe, average: int | None, step: int | None
 ) -> tuple[list[int], Metrics, dict[str, torch.Tensor]]:
-    """Return (steps, scores, weights) for the arguments of `load`; `steps` are the training steps of the weights."""
+    """Return the training steps, the validation scores and the weights for the arguments of `load`."""
     if step is not None:
         if step not in folder.steps():
             kept = ", ".join(str(s) for s in folder.steps()) or "none"
@@ -488,7 +489,7 @@ def _weights(
 
 
 def _about_final(folder: RunFolder) -> tuple[list[int], Metrics]:
-    """Return (steps, scores) of the final weights: the steps of the averaged checkpoints, and the validation scores."""
+    """Return the steps of the checkpoints averaged in the final weights, and the validation scores of these weights."""
     about = read_about(folder.final)
     try:
         steps, scores = json.loads(about["steps"]), json.loads(about["scores"])

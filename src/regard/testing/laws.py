@@ -96,7 +96,7 @@ def answers(model: Model, batch: Batch, trace: Trace | None = None) -> Tensor:
 
 
 def close(a: Tensor, b: Tensor, what: str, tolerance: float = TOLERANCE) -> None:
-    """Raise `LawBroken` unless a and b differ by at most `tolerance`; `what` names them in the message."""
+    """Raise `LawBroken` if a and b differ by more than `tolerance`; `what` names them in the message."""
     if a.shape != b.shape:
         raise LawBroken(f"{what}: shapes {tuple(a.shape)} and {tuple(b.shape)}")
     if not bool(torch.isfinite(a).all() and torch.isfinite(b).all()):
@@ -271,7 +271,7 @@ SAME, CHANGED = 1e-10, 1e-12  # without residuals, a token may change the output
 
 
 def _shuffled(subject: Subject, model: Model, stream: str) -> tuple[str, float]:
-    """Shuffle the tokens. Return (description, largest difference between new outputs and shuffled old outputs)."""
+    """Shuffle the tokens. Return a description, and the largest difference from the shuffled old outputs."""
     rows = [_row(subject, stream, ids) for ids in (DISTINCT, tuple(DISTINCT[i] for i in SHUFFLED))]
     before, after = (answers(model, subject.collate([row])) for row in rows)
     if stream == "target" and before.dim() == 3:
@@ -280,7 +280,7 @@ def _shuffled(subject: Subject, model: Model, stream: str) -> tuple[str, float]:
 
 
 def _stretched(subject: Subject, model: Model, stream: str) -> tuple[str, float]:
-    """Double the positions. Return (description, largest difference from the outputs at positions 0, 1, 2, ...)."""
+    """Double the positions. Return a description, and the largest difference from the outputs before."""
     batch = subject.collate([_row(subject, stream, DISTINCT)])
     pos = 2 * torch.arange(len(DISTINCT))
     wide = replace(batch, target_pos=pos.expand_as(batch.target), longest=2 * len(DISTINCT))

@@ -154,7 +154,7 @@ def around(part: Spec) -> dict[str, ModelSpec]:  # noqa: PLR0911  # one return f
 
 
 def positioned(part: Spec) -> dict[tuple[str, str], ModelSpec]:
-    """Return tiny models by (position scheme or "none", name) to test whether a layer `part` uses positions.
+    """Return tiny models to test whether a layer `part` uses positions. Keys are (position scheme or "none", name).
 
     An attention layer replaces self-attention in models without positions ("none"), and in models with each position
     scheme. Layers that have a position scheme of their own, or are not attention layers, are tested only in models
@@ -238,7 +238,7 @@ def streams(spec: ModelSpec) -> dict[str, tuple[Spec, ...]]:
 
 
 def order(parts: Sequence[Spec], causal: bool) -> tuple[str | None, bool]:
-    """Return (kind, may): the kind of a part for which token order matters (None: no part), and whether it may matter.
+    """Return the `kind` of a part for which token order matters, or None, and `may`: whether token order may matter.
 
     With a causal mask, order always matters, so only parts that use positions count for `kind`. `may` is True for
     layers that depend on order, and for attention patterns, which may mask nothing in a short row.
@@ -294,7 +294,7 @@ def collate(
     task = getattr(spec, "task", None)
 
     def arrange(sequences: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Return (ids, segment numbers, positions or None)."""
+        """Return the ids, the segment numbers, and the positions (or None)."""
         if packed:
             return pack([sequences], sum(map(len, sequences)) + extra)
         return (*pad(sequences, max(map(len, sequences)) + extra), None)

@@ -18,7 +18,7 @@ class Budget:
     """
 
     def __init__(self, seconds: float | None, began: float | None = None) -> None:
-        """`seconds` is the budget (None: no limit); `began` is the `time.monotonic()` at which the session began."""
+        """`seconds` is the budget, or None for no limit. `began` is the `time.monotonic()` when the session began."""
         self.seconds = seconds
         self.began = time.monotonic() if began is None else began
         self.earlier = 0.0  # seconds of earlier sessions
@@ -52,7 +52,7 @@ class Budget:
         self.durations.clear()
 
     def steps(self, step: int, planned: int) -> int:
-        """Estimate the step at which training should end. `step` is the current step, `planned` the last estimate."""
+        """Estimate the step at which training should end. `planned` is the previous estimate."""
         if self.seconds is None:
             return planned
         if self.left <= 0:

@@ -146,7 +146,7 @@ class RunFolder:
         return Checkpoint(steps[-1], state)
 
     def load(self, checkpoint: Checkpoint) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """Return (weights, trainer tensors) of a checkpoint, after checking the digests of the files."""
+        """Return the weights and the trainer tensors of a checkpoint, after checking the digests of the files."""
         step = checkpoint.step
         paths = {"weights": self.weights(step), "trainer": self.trainer(step, "safetensors")}
         for name, path in paths.items():

@@ -172,7 +172,7 @@ class Compiled(StepExecutor):
     """Compiles the loss with torch.compile. If compiling fails, emits an event and runs all further steps eagerly."""
 
     def __init__(self, update: Update, one_shape: bool, emit: Emit) -> None:
-        """If `one_shape` is true, only batches of the most common shape run compiled; others run eagerly."""
+        """If `one_shape` is true, only batches of the most common shape run compiled, and all others run eagerly."""
         self.eager, self.emit = Eager(update), emit
         self.compiled: Eager | None = Eager(update.compiled(dynamic=False if one_shape else None))
         self.common = CommonShape() if one_shape else None
@@ -292,7 +292,11 @@ class Quickest(StepExecutor):
     """
 
     def __init__(self, update: Update, emit: Emit, time_left: TimeLeft, compiles: bool | None) -> None:
-        """`compiles`: True compiles at once; False never compiles; None compiles if this should shorten training."""
+        """Begin with a CUDA graph.
+
+        If `compiles` is True, the step is compiled at once. If it is False, the step is never compiled. If it is None,
+        the step is compiled as soon as that should shorten training.
+        """
         self.update, self.emit, self.time_left = update, emit, time_left
         self.compiles = compiles
         self.plain = Captured(update, emit)

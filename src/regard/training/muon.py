@@ -22,11 +22,11 @@ class BatchedMuon(torch.optim.Optimizer):
     """Muon (Jordan et al. 2024): orthogonalised momentum for matrices, with weight decay.
 
         B = lerp(B, G, 1 - momentum)
-        W = (1 - lr decay) W - lr c orth(lerp(G, B, momentum))
+        W = (1 - lr * decay) * W - lr * c * orth(lerp(G, B, momentum))
 
     W are the weights, G is their gradient, B is the momentum buffer, lr is the learning rate, decay is the weight
-    decay, and orth sets all singular values to about 1. c = 0.2 sqrt(max(rows, columns)) gives updates the size of
-    AdamW's (Liu et al. 2025). The formula and the optimizer state are those of torch.optim.Muon with
+    decay, and orth sets all singular values to about 1. With c = 0.2 * sqrt(max(rows, columns)), updates are as large
+    as AdamW's (Liu et al. 2025). The formula and the optimizer state are those of torch.optim.Muon with
     adjust_lr_fn="match_rms_adamw", so either optimizer can resume from a checkpoint of the other. There are three
     differences. Small matrices of one shape are multiplied in one batched product. Newton-Schulz runs in bfloat16 only
     on CUDA, and otherwise in the dtype of the weights, because bfloat16 is slow on most CPUs and crashes some. `lr` may

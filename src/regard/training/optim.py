@@ -97,7 +97,7 @@ class Optimizer:
 
 
 def named(model: nn.Module) -> Named:
-    """Return a list of (name, parameter) for all trainable parameters of a model."""
+    """Return the names and tensors of all trainable parameters of a model."""
     return [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
 
 
@@ -218,7 +218,7 @@ def muon_matrices(model: nn.Module) -> dict[str, nn.Parameter]:
 
 
 def clip(parameters: Iterable[Tensor], most: float) -> Tensor:
-    """Clip the gradients to a norm of at most `most` (0: no clipping); return the norm before clipping."""
+    """Clip the gradients to a norm of at most `most`, or not at all if `most` is 0. Return the norm before clipping."""
     trained = [p for p in parameters if p.grad is not None]
     norm = nn.utils.get_total_norm([p.grad for p in trained if p.grad is not None], foreach=True)
     # On a CPU, reading the norm costs nothing, and avoids multiplying the gradients by 1 if the norm is small.

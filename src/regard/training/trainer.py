@@ -329,7 +329,7 @@ class Trainer:
             )
 
     def counts(self) -> dict[str, int | float]:
-        """Return the counts that modules of the model (such as experts) report since the last call, summed by name."""
+        """Return the counts of modules such as experts since the last call. Counts with the same name are summed."""
         totals: dict[str, Tensor] = {}
         for part in self.reporting:
             for name, count in part.report().items():
@@ -419,7 +419,7 @@ class Trainer:
         self.emit("save")
 
     def final_weights(self) -> tuple[list[int], dict[str, Tensor], Metrics]:
-        """Return (steps, weights, metrics) of the averaged checkpoints, or of the best checkpoint if that is better."""
+        """Return steps, weights and metrics of the averaged checkpoints, or of the best checkpoint if it is better."""
         progress = self.progress
         best = progress.best if self.spec.choose == "best" else []
         steps = best or progress.saved[-self.spec.average :]

@@ -40,7 +40,7 @@ def swap_attention(m: Any, to: Edit) -> Any:
 
 
 def check_attention(m: Any, lacks: str) -> None:
-    """Raise an error if a layer other than self-attention mixes tokens: the variant would not change that layer."""
+    """Raise an error if a layer other than self-attention mixes tokens, because the variant would not change it."""
     for part in walk(m):
         if isinstance(part, BranchSpec) and part.attends and not isinstance(part, SelfAttention):
             raise SpecError("variants", f"{part.kind!r} has no {lacks}")

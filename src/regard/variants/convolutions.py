@@ -143,7 +143,7 @@ def _evolved(
 
 
 def _ancestors(block: Block, side: str) -> tuple[SelfAttention, CrossAttention | None, FeedForward]:
-    """Return (self-attention, cross-attention or None, feed-forward layer) of a block, to build an evolved block."""
+    """Return self-attention, cross-attention (or None) and feed-forward layer of a block, for an evolved block."""
     if len(set(block.rules())) > 1:
         raise SpecError("variants", f"the branches of the {side} have different residual rules; use one rule for all")
     match block.branches:
@@ -162,7 +162,7 @@ def _norm(block: Block) -> Norm:
 
 
 def _with_position(wide: SelfAttention, stack: Plain) -> tuple[SelfAttention, Plain]:
-    """Return (attention, stack) with the position scheme adapted to `wide`, a self-attention layer with more heads.
+    """Adapt the position scheme to `wide`, self-attention with more heads. Return the attention and the stack.
 
     Either the stack gets a second position scheme for these heads, or the attention layer gets its own scheme.
     """

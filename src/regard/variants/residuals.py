@@ -40,7 +40,7 @@ def scaled_attention(m: Any) -> Any:
 
 
 def rezero(norm: Callable[[Norm], Norm]) -> Edit:
-    """Return a function that uses ReZero's residual connections, x + alpha f(norm(x)) with a learned scalar alpha.
+    """Return a function that uses ReZero's residual connections, x + alpha * f(norm(x)) with a learned scalar alpha.
 
     In a model with T5's initialisation, attention scores become scaled, and the initialisation becomes `FanIn`. (T5
     does not scale scores but initialises query weights with smaller values instead.)
@@ -82,10 +82,10 @@ VARIANTS = {
         REZERO,
     ),
     "rezero_layer_norm": Variant(
-        rezero(_layer_norm), "residual", "x + alpha f(norm(x)), alpha = 0 at the start; layer norm", REZERO
+        rezero(_layer_norm), "residual", "x + alpha * f(norm(x)), alpha = 0 at the start; layer norm", REZERO
     ),
     "rezero_rms_norm": Variant(
-        rezero(_rms_norm), "residual", "x + alpha f(norm(x)), alpha = 0 at the start; RMS norm", REZERO
+        rezero(_rms_norm), "residual", "x + alpha * f(norm(x)), alpha = 0 at the start; RMS norm", REZERO
     ),
     "fixup": Variant(
         fixup, "residual", "x + s f(x + t): scalars and zeros at the start instead of norms", "Zhang et al. 2019"

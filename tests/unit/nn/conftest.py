@@ -76,7 +76,7 @@ def attention(
     bias: Tensor | None = None,
     visible: IsVisible = is_visible_pair,
 ) -> Tensor:
-    """Return softmax(scale q k' + bias) v, computed query by query; 0 for a query without visible keys."""
+    """Return softmax(scale * q k' + bias) v, computed query by query; 0 for a query without visible keys."""
     B, H, T, _ = q.shape
     out = torch.zeros(B, H, T, v.shape[-1])
     for b in range(B):

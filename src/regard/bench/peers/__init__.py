@@ -12,7 +12,11 @@ from regard.errors import nearest
 
 @dataclass(frozen=True)
 class Peer:
-    """Another library. The function `training_model` or `decoding_models` of `module` returns its models for a task."""
+    """Another library that is benchmarked.
+
+    `module` has the functions `training_model` (for the task "train") and `decoding_models` (for the task "decode").
+    They return models of this library. A module lacks the function of a task that is not in `tasks`.
+    """
 
     name: str
     title: str
@@ -44,7 +48,7 @@ PEERS = (
 
 
 def chosen(names: Sequence[str] | None, task: str) -> tuple[list[Peer], list[Peer]]:
-    """Return (libraries to benchmark, libraries left out because they are not installed).
+    """Return the libraries to benchmark, and the libraries that are left out because they are not installed.
 
     The libraries in `names` must be installed. If `names` is None, all libraries that support `task` are considered.
     """

@@ -53,9 +53,10 @@ class BilinearScore(AttentionScore):
 
 @dataclass(frozen=True, slots=True)
 class GeneralScore(AttentionScore):
-    """Attention with learned projections, as in CS 182: sum_j softmax_j(scale q' k_j) v_j.
+    """Attention with learned projections, as in CS 182: sum_j softmax_j(scale * q' k_j) v_j.
 
-    For decoder state h and memory m_j, q = W_q h is the query, k_j = W_k m_j are the keys and v_j = W_v m_j the values.
+    For decoder state h and memory m_j, q = W_q h is the query, k_j = W_k m_j are the keys, and v_j = W_v m_j are the
+    values.
     """
 
     kind = "general"
@@ -73,8 +74,8 @@ class GeneralScore(AttentionScore):
 class AdditiveScore(AttentionScore):
     """Additive score v' tanh(W_q h + W_k m_j) of Bahdanau et al. 2015, with decoder state h and memory m_j.
 
-    The memory is split into heads. With `normalised`, g v / |v| replaces v, where g is learned, and a bias is added
-    inside tanh (Salimans and Kingma 2016, as in GNMT).
+    The memory is split into heads. With `normalised`, v is replaced by g * v / |v| with a learned g, and a bias is
+    added inside tanh (Salimans and Kingma 2016, as in GNMT).
     """
 
     kind = "additive"
@@ -103,7 +104,7 @@ class AttentionScoreModule(nn.Module):
     def keys_and_values(
         self, memory: Float[Tensor, "B S M"]
     ) -> tuple[Float[Tensor, "B H S K"], Float[Tensor, "B H S V"]]:
-        """Return (keys, values) for a memory (encoder outputs)."""
+        """Return keys and values for a memory (encoder outputs)."""
 
     @abstractmethod
     def context(

@@ -44,8 +44,8 @@ class ConvS2S(TwoSidedSpec):
 
     `encoder` and `decoder` list the layers as pairs (width, kernel size). Each layer maps h to a new h:
 
-        y = GLU(conv(drop(h))), then in the decoder y <- (W_o c + y) r, then h <- (y + h) r,        r = sqrt(1/2)
-        c = sqrt(S) * softmax((W_q y + e) r . z_j) (z_j + e_j) r, summed over the S tokens j of the source
+        y = GLU(conv(drop(h))), then in the decoder y <- (W_o c + y) * r, then h <- (y + h) * r,    r = sqrt(1/2)
+        c = sqrt(S) * softmax((W_q y + e) * r . z_j) * (z_j + e_j) * r, summed over the S tokens j of the source
 
     where e_j and e are the embeddings (tokens plus learned positions) of source token j and of the target token, and
     z_j is the encoder's output. h is projected where the width changes. The decoder's convolutions are causal. The
@@ -103,7 +103,7 @@ class ConvS2SModel(TwoSided):
         self.head = spec.head.build(vocab, target.inside("head", d_model=d_out))
 
     def encode(self, batch: Batch) -> Memory:
-        """Return the memory: keys z (encoder outputs) and values (z + e) sqrt(1/2), with the source embeddings e."""
+        """Return the memory: keys z (encoder outputs) and values (z + e) * sqrt(1/2), with the source embeddings e."""
         e, view = self.read_source(batch)
         z = self.encoder(e, view)
         return Memory((z, ((z + e) * HALF).to(z.dtype)), batch.source_seg)
@@ -151,7 +151,7 @@ def source_lengths(memory: Memory, own: Mask) -> Int[Tensor, "b t"]:
 def _layers(
     block: type["ConvS2SBlock"], layers: Layers, d_out: int, site: Site
 ) -> tuple[nn.Module, nn.ModuleList, nn.Module]:
-    """Return (projection before the layers, layers, projection after the layers)."""
+    """Return three modules: the projection before the layers, the layers, and the projection after the layers."""
     widths = [layers[0][0], *(width for width, _ in layers)]
     enter = site.linear(site.d_model, {"other": widths[0]})
     blocks = nn.ModuleList(block(widths[i], width, kernel, site) for i, (width, kernel) in enumerate(layers))
@@ -220,7 +220,7 @@ class ConvS2SBlock(nn.Module):
         return F.glu(self.convolution(unfold(h, self.extent, view, cache, counts)), -1)
 
     def join(self, y: Float[Tensor, "B T W"], h: Float[Tensor, "B T C"]) -> Float[Tensor, "B T W"]:
-        """Return (y + h) sqrt(1/2). If their widths differ, h is projected to the width of y."""
+        """Return (y + h) * sqrt(1/2). If their widths differ, h is projected to the width of y."""
         return (y + (h if self.match is None else self.match(h))) * HALF
 
 

@@ -153,9 +153,9 @@ class RecurrentDecoder(Spec):
     context]). With "bottom" (Wu et al. 2016), the state of the lowest layer is the query, and the context vector is
     concatenated to the input of every layer above the lowest.
 
-    With `input_feeding`, a vector from the previous step is concatenated to the input of the lowest layer: the context
-    vector ("context") or, with `query` "top", the decoder's output ("output"). Tokens are then processed one at a time.
-    With "none", each layer processes all tokens at once.
+    With `input_feeding` "context", the context vector of the previous step is concatenated to the input of the lowest
+    layer. With "output", it is the decoder's output of the previous step instead; this requires `query` "top". In both
+    cases, tokens are processed one at a time. With "none", each layer processes all tokens at once.
     """
 
     kind = "recurrent_decoder"
@@ -178,7 +178,7 @@ class RecurrentDecoder(Spec):
         require(attends is not None or fed == "none", "input_feeding", needed)
         above = "with query 'bottom', a second layer must read the context vector; use at least 2 layers"
         require(top or self.depth >= 2, "depth", above)
-        no_output = "with query 'bottom', there is no output to feed; use 'found' or 'none'"
+        no_output = "with query 'bottom', there is no output to feed; use 'context' or 'none'"
         require(top or fed != "output", "input_feeding", no_output)
 
     def build(self, memory: int, encoder: list[Shape], site: Site) -> "RecurrentDecoderModule":
@@ -257,7 +257,7 @@ class RecurrentEncoderModule(nn.Module):
     def forward(
         self, x: Float[Tensor, "B S D"], lengths: Int[Tensor, " B"] | None
     ) -> tuple[Float[Tensor, "B S M"], States]:
-        """Return (output at every token, final state of every layer)."""
+        """Return the output at every token, and the final state of every layer."""
         last = []
         for layer, added in zip(self.layers, self.added, strict=True):
             y, state = layer(x, lengths)
@@ -340,7 +340,8 @@ class RecurrentDecoderModule(nn.Module):
     ) -> Float[Tensor, "B T D"]:
         """Return the decoder's output for the next tokens, and update the decoder state.
 
-        The new state is the state after the first `lengths` tokens of each row (None: after all tokens).
+        The new state is the state after the first `lengths` tokens of each row. If `lengths` is None, it is the state
+        after all tokens.
         """
         h, context, y = (self.run_stepwise if self.fed else self.run_parallel)(x, decoder_state, attention, lengths)
         if self.query_layers < len(self.cells):
@@ -357,7 +358,7 @@ class RecurrentDecoderModule(nn.Module):
         attention: "DecoderAttention",
         lengths: Int[Tensor, " B"] | None,
     ) -> tuple[Float[Tensor, "B T D"], Float[Tensor, "B T C"] | None, Float[Tensor, "B T D"]]:
-        """Return (query states, context vectors, output combined from both), for all tokens in parallel."""
+        """Compute all tokens in parallel. Return query states, context vectors, and the output combined from both."""
         h = self.run_layers(x, None, decoder_state.states, range(self.query_layers), lengths)
         context = attention(self, h) if self.context_width else None
         return h, context, self.combine(h, context)
@@ -483,7 +484,7 @@ class RecurrentModel(TwoSided):
         self.head = spec.head.build(vocab, target.inside("head"))
 
     def encode(self, batch: Batch) -> tuple[Float[Tensor, "B S M"], States]:
-        """Return (encoder's output at every token, final state of every encoder layer)."""
+        """Return the encoder's output at every token, and the final state of every encoder layer."""
         x, view = self.read_source(batch)
         return self.encoder(x, real_lengths(view.mask))
 

@@ -16,7 +16,7 @@ from regard.nn.vocab.tables import Table, TableSpec
 
 @dataclass(frozen=True, slots=True)
 class WeightNorm(Linear):
-    """Linear layer y = x W' + b. Row o of W is g_o v_o / |v_o|, with learned g and v. Salimans & Kingma 2016.
+    """Linear layer y = x W' + b. Row o of W is g_o * v_o / |v_o|, with learned g and v. Salimans & Kingma 2016.
 
     v is initialised like the weight of a dense layer, and g to |v|, so that W starts as in a dense layer.
     """

@@ -22,16 +22,16 @@ from regard.nn.mask import Context, Mask, View
 class CompressedAttention(BranchSpec):
     """Memory-compressed attention (Liu et al. 2018): self-attention to one key and value per group of `stride` tokens.
 
-    The keys and values of each head are projected from x and then compressed. Group g has the tokens g c, ...,
-    g c + c - 1 of a text, with c = `stride`. The compression is a convolution with kernel size and stride c over all
-    heads, k_g = sum_i k_(g c + i) A_i + a and v_g = sum_i v_(g c + i) B_i + b, or the mean or maximum of each channel.
+    The keys and values of each head are projected from x and then compressed. Group g has the tokens g * c, ..., g * c
+    + c - 1 of a text, with c = `stride`. The compression is a convolution with kernel size and stride c over all heads,
+    k_g = sum_i k_(g * c + i) A_i + a and v_g = sum_i v_(g * c + i) B_i + b, or the mean or maximum of each channel.
     Queries are not compressed.
 
     In a causal stack, a query attends to a group if all tokens of the group come before it or, if `inclusive`, if the
     last of them is the query itself. The first queries have no such group, so all queries also attend to a sink: the
     uncompressed first token ("first", as in the code of the paper) or a learned key and value ("null"). Tokens after
     the last complete group are in no group. In an encoder, queries attend to all groups, and the last group of a text
-    may have fewer tokens: missing tokens are zeros in a convolution, and left out of a mean or maximum.
+    may have fewer tokens. In a convolution, missing tokens are zeros. In a mean or maximum, they are left out.
 
     A compressed key has no position of its own, so positions must be added to the input. Differs from the code of the
     paper, which applies one convolution to x, before the projections.
@@ -143,9 +143,9 @@ class CompressedAttentionModule(Branch):
 
 
 class GroupConvolution(nn.Module):
-    """Convolutions of keys and of values, sum_i x_(g c + i) A_i + a, whose stride c is the kernel size.
+    """Convolutions of keys and of values, sum_i x_(g * c + i) A_i + a, whose stride c is the kernel size.
 
-    The rows of a weight are output channels; its columns are the input channels of token 0, 1, ... of the group.
+    The rows of a weight are output channels. The columns are the input channels of token 0, 1, ... of the group.
     """
 
     def __init__(self, spec: CompressedAttention, widths: tuple[int, int], site: Site) -> None:
@@ -197,8 +197,8 @@ class Layout(NamedTuple):
 def lay_out_rows(view: View, stride: int, inclusive: bool, sink: bool) -> Layout:
     """Return the groups of rows with one text each. Group g has the tokens g * stride, ..., g * stride + stride - 1.
 
-    As the position of a key, the mask has the position of the first query that attends to it: that of the last token of
-    the group if `inclusive`, and the next one otherwise.
+    In the mask, the position of a key is the position of the first query that attends to the key. If `inclusive`, this
+    is the last token of the group, otherwise the token after it.
     """
     mask, S, device = view.mask, view.S, view.device
     if not mask.causal:
@@ -234,8 +234,8 @@ def lay_out_rows(view: View, stride: int, inclusive: bool, sink: bool) -> Layout
 def lay_out_packed(view: View, stride: int, inclusive: bool, sink: bool) -> Layout:
     """Return the groups of packed rows, which are counted from the first token of each text (segment).
 
-    The entries of a row are ordered by text, each sink before its groups. Their number is the same for all rows: the
-    largest possible number, of which the last ones may be unused (segment 0).
+    The entries of a row are ordered by text, each sink before its groups. All rows have the largest possible number of
+    entries. The last entries of a row may be unused (segment 0).
     """
     mask, T, device = view.mask, view.T, view.device
     seg, index = mask.q_seg, torch.arange(T, device=device)

@@ -20,7 +20,7 @@ from regard.nn.precision import widen
 class LightConv(BranchSpec):
     """Lightweight convolution of Narang et al. 2021: depthwise, with filters normalised by softmax.
 
-    g = (x W_a + a) * sigmoid(x W_b + b), y_t = sum_i softmax(k)_i * g_(t+i) + c; the output is (y W_p + p) W_o + o.
+    g = (x W_a + a) * sigmoid(x W_b + b), y_t = sum_i softmax(k)_i * g_(t+i) + c. The output is (y W_p + p) W_o + o.
     Each channel has a filter k, which is the same at every position t. Filters are centred on t, or end at t in a
     causal stack. `SharedLightConv` is the original convolution of Wu et al. 2019.
     """
@@ -64,7 +64,7 @@ class DynamicConv(BranchSpec):
 class SharedLightConv(BranchSpec):
     """Lightweight convolution of Wu et al. 2019: depthwise, with one filter for the d_model / heads channels of a head.
 
-    g = (x W_a + a) * sigmoid(x W_b + b), y_t = sum_i softmax(k_h)_i g_(t+i) with the filter k_h of head h; the output
+    g = (x W_a + a) * sigmoid(x W_b + b), y_t = sum_i softmax(k_h)_i * g_(t+i) with the filter k_h of head h. The output
     is y W_o + o. DropConnect zeroes filter weights with the attention dropout probability.
     """
 

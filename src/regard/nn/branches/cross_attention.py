@@ -84,7 +84,7 @@ class CrossAttentionModule(Branch):
         return self.output(merge_heads(beams_apart(y, beams, T)))
 
     def keys_and_values(self, ctx: Context) -> tuple[Float[Tensor, "b G S K"], Float[Tensor, "b G S V"]]:
-        """Return (k, v): the keys and values projected from the encoder output."""
+        """Return the keys and values, which are projected from the encoder output."""
         assert ctx.memory is not None
         k, v = self.kv(ctx.memory.x[0]).split(self.widths, -1)
         return self.key_norm(split_heads(k, self.kv_heads)), split_heads(v, self.kv_heads)

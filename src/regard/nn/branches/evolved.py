@@ -41,7 +41,7 @@ class EvolvedEncoderConv(BranchSpec):
     """The convolutions of an Evolved Transformer encoder block.
 
     h = norm(relu(x W) + [relu(conv_3(x)), 0]), y = [separable_9(h), 0]. Indices are kernel sizes, and [a, 0] pads a
-    with zero channels. For d = d_model, x W has 4 d channels, and both convolutions have d / 2 output channels. A
+    with zero channels. For d = d_model, x W has 4 * d channels, and both convolutions have d / 2 output channels. A
     separable convolution is a depthwise convolution followed by a pointwise projection, both with biases.
     """
 
@@ -59,7 +59,7 @@ class EvolvedDecoderConv(BranchSpec):
     """The convolutions of an Evolved Transformer decoder block.
 
     h = norm(relu(separable_11(x)) + [separable_7(x), 0]), y = separable_7(h). Indices are kernel sizes, and [a, 0] pads
-    a with zero channels. For d = d_model, the convolutions have 2 d, d / 2 and d output channels.
+    a with zero channels. For d = d_model, the convolutions have 2 * d, d / 2 and d output channels.
     """
 
     kind = "evolved_decoder_conv"
@@ -130,7 +130,7 @@ class EvolvedDecoderConvModule(TwoConvolutions):
 
 
 def _within(stream: Float[Tensor, "B N D"], wide: KernelExtent, narrow: KernelExtent) -> Float[Tensor, "B n D"]:
-    """Crop the padding of `stream` from the extent of the kernel `wide` to that of the kernel `narrow`."""
+    """Crop `stream`, which is padded for the kernel `wide`, to the padding that the kernel `narrow` needs."""
     return stream[:, wide.left - narrow.left : stream.shape[1] - (wide.right - narrow.right)]
 
 

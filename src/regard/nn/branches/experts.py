@@ -22,8 +22,8 @@ from regard.nn.precision import full_precision, widen
 class MixtureOfExperts(BranchSpec):
     """Mixture of experts of Shazeer et al. 2017, as in Lepikhin et al. 2021: two experts process each token.
 
-    y = g_1 expert_1(x) + g_2 expert_2(x) with the two most probable experts of p = softmax(x G), computed in float32;
-    g_i = p_i / (p_1 + p_2) and expert_e(x) = phi(x U_e) V_e, with the activation phi.
+    y = g_1 * expert_1(x) + g_2 * expert_2(x) with the two most probable experts of p = softmax(x G), computed in
+    float32. Here g_i = p_i / (p_1 + p_2) and expert_e(x) = phi(x U_e) V_e, with the activation phi.
 
     In training, the second expert is used with probability min(1, g_2 / threshold). The tokens of a batch are divided
     into groups. An expert processes at most max(4, group * capacity / experts) tokens of each group: first choices come
@@ -52,13 +52,13 @@ class MixtureOfExperts(BranchSpec):
 
 @dataclass(frozen=True, slots=True)
 class Switch(BranchSpec):
-    """Switch layer of Fedus et al. 2022: y = p_e expert_e(x) with the most probable expert e.
+    """Switch layer of Fedus et al. 2022: y = p_e * expert_e(x) with the most probable expert e.
 
-    The router computes p = softmax(x G) in float32. In training, its input x is multiplied by U(1 - jitter, 1 + jitter)
-    noise. The tokens of a batch are divided into groups, and an expert processes at most max(4, group * capacity /
-    experts) tokens of each group, earlier tokens first. The output for a token beyond this capacity is 0. Evaluation
-    drops no token. Padding is not routed. Capacity and balance loss are computed per batch, so gradient accumulation
-    differs from one large batch.
+    The router computes p = softmax(x G) in float32. In training, its input x is multiplied by random numbers from U(1 -
+    jitter, 1 + jitter). The tokens of a batch are divided into groups, and an expert processes at most max(4, group *
+    capacity / experts) tokens of each group, earlier tokens first. The output for a token beyond this capacity is 0.
+    Evaluation drops no token. Padding is not routed. Capacity and balance loss are computed per batch, so gradient
+    accumulation differs from one large batch.
     """
 
     kind = "switch"
@@ -180,7 +180,7 @@ class SwitchModule(Experts):
 
 
 def _groups(tokens: int, most: int) -> tuple[int, int]:
-    """Divide tokens into as few groups of at most `most` tokens as possible. Return (groups, size of a full group)."""
+    """Divide tokens into as few groups of at most `most` as possible. Return the number of groups and their size."""
     groups = -(-tokens // most)
     return groups, -(-tokens // groups)
 
@@ -206,9 +206,9 @@ def _limited(choice: Routing, capacity: float, most: int) -> Slots:
 
 
 def _imbalance(choice: Routing, real: Bool[Tensor, " N"], most: int) -> Float[Tensor, ""]:
-    """Return the balance loss E sum_e f_e P_e, averaged over groups of tokens. It is 1 for equal use of experts.
+    """Return the balance loss E * sum_e f_e * P_e, averaged over groups. If experts are used equally, it is 1.
 
-    f_e is the fraction of real tokens whose first choice is expert e, and P_e the mean probability of expert e.
+    f_e is the fraction of real tokens whose first choice is expert e, and P_e is the mean probability of expert e.
     """
     E = choice.probability.shape[1]
     G, S = _groups(real.shape[0], most)

@@ -15,7 +15,7 @@ from regard.nn.mask import Context
 
 @dataclass(frozen=True, slots=True)
 class FeedForward(BranchSpec):
-    """phi(x W_up + b) W_down + c; if `gated`, (phi(x W_gate + b) * (x W_up + b')) W_down + c (Shazeer 2020)."""
+    """phi(x W_up + b) W_down + c, or with `gated`, (phi(x W_gate + b) * (x W_up + b')) W_down + c (Shazeer 2020)."""
 
     kind = "feedforward"
     d_hidden: int | None = None  # None: 4 * d_model

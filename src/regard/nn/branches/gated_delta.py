@@ -30,12 +30,13 @@ class GatedDelta(BranchSpec):
 
     The state decays by the factor a_t, predicts v_t from k_t, and is corrected by the share b_t of the error:
 
-        S_t = a_t S_(t-1) + b_t k_t (v_t - a_t S_(t-1)' k_t)',   y_t = norm(S_t' q_t / sqrt(d_head)) * silu(x_t W_z).
+        S_t = a_t * S_(t-1) + b_t * k_t (v_t - a_t * S_(t-1)' k_t)'
+        y_t = norm(S_t' q_t / sqrt(d_head)) * silu(x_t W_z).
 
     The output is concat_h(y) W_o. q, k and v are silu(conv(x W)), with a causal depthwise convolution of `kernel_size`
-    tokens; q and k are scaled to length 1. For each head, b_t = sigmoid(x_t W_b) and
-    a_t = exp(-exp(A) softplus(x_t W_a + c)) with learned A and c. If `key_heads` is below `heads`, heads share queries
-    and keys. The details are those of Qwen3-Next.
+    tokens, and q and k are then scaled to length 1. For each head, b_t = sigmoid(x_t W_b) and a_t = exp(-exp(A) *
+    softplus(x_t W_a + c)) with learned A and c. If `key_heads` is below `heads`, heads share queries and keys. The
+    details are those of Qwen3-Next.
 
     Time is linear in the number of tokens, and the decoding state has a constant size. Tokens are read from left to
     right, in an encoder too, and no position scheme applies.
@@ -79,7 +80,7 @@ def gated_delta_rule(
     strength: Float[Tensor, "B H T"],
     state: Float[Tensor, "B H K V"],
 ) -> tuple[Float[Tensor, "B H T V"], Float[Tensor, "B H K V"]]:
-    """Return (y, S_T) with S_t = a_t S_(t-1) + b_t k_t (v_t - a_t S_(t-1)' k_t)' and y_t = S_t' q_t.
+    """Return y_t = S_t' q_t and S_T, with S_t = a_t * S_(t-1) + b_t * k_t (v_t - a_t * S_(t-1)' k_t)'.
 
     a = exp(log_decay), b = `strength`, and S_0 = `state`. A `log_decay` of -inf clears the state. A token with
     log_decay = strength = 0 leaves the state unchanged. `regard.fast` computes the same in chunks of tokens.
@@ -165,7 +166,7 @@ def unit(x: Float[Tensor, "B H T K"]) -> Float[Tensor, "B H T K"]:
 
 
 def text_starts(view: View) -> Bool[Tensor, "B T"] | None:
-    """Return which tokens begin another text than the token before them (None: the rows are not packed)."""
+    """Return a mask of the tokens that begin a further text of their row, or None if the rows are not packed."""
     seg = view.mask.q_seg
     if not view.mask.packed or seg is None:
         return None

@@ -31,15 +31,17 @@ class LengthProjection:
 
 @dataclass(frozen=True, slots=True)
 class Linformer(BranchSpec):
-    """Linformer (Wang et al. 2020): self-attention concat_h(softmax(scale q_h (E k_h)') F v_h) W_o in linear time.
+    """Linformer (Wang et al. 2020): self-attention in linear time, concat_h(softmax(scale * q_h (E k_h)') F v_h) W_o.
 
     E and F are learned matrices of `rank` x `max_len`, so every row of E k_h is a mixture of the keys at all positions.
     Time and memory grow with the length T of a sequence as T * rank. Keys and values of padding are set to zero before
-    they are mixed. A sequence of T < `max_len` tokens uses the first T columns of E and F; a longer one is refused.
+    they are mixed. A sequence of T < `max_len` tokens uses the first T columns of E and F. A sequence of more than
+    `max_len` tokens raises an error.
 
-    `sharing` sets which matrices are equal: with "none", each key-value head of each layer has its own E and F; with
-    "heads", the heads of a layer share them; with "key_value", E = F too; with "layers", all layers of the stack have
-    one E = F. The branch cannot be causal, because every mixture contains later tokens.
+    `sharing` sets which matrices are equal. With "none", each key-value head of each layer has its own E and F. With
+    "heads", the heads of a layer share E and F. With "key_value", E and F of a layer are also equal. With "layers", all
+    layers of the stack share one matrix E = F. The branch cannot be causal, because every mixture contains later
+    tokens.
     """
 
     kind = "linformer"

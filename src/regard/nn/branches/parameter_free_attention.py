@@ -19,11 +19,11 @@ from regard.nn.ring_cache import Cache, kv_cache
 
 @dataclass(frozen=True, slots=True)
 class ParameterFreeAttention(BranchSpec):
-    """Dot-product self-attention without parameters, softmax(scale X X') X, with which lectures introduce attention.
+    """Dot-product self-attention without parameters, softmax(scale * X X') X, as lectures introduce it.
 
     Every output is a weighted mean of the tokens it attends to. If all tokens have the same norm, as after a layer norm
     without gain and bias, each token attends most to itself. If `heads` is above 1, the channels are divided among the
-    heads: concat_h(softmax(scale X_h X_h') X_h).
+    heads: concat_h(softmax(scale * X_h X_h') X_h).
     """
 
     kind = "parameter_free_attention"

@@ -19,8 +19,8 @@ from regard.nn.precision import full_precision, widen
 class ProductKeyMemory(BranchSpec):
     """Product-key memory of Lample et al. 2019: attention to a table V of `keys` * `keys` learned values.
 
-    A query x W + b is split into two halves q_1 and q_2, each normalised by LayerNorm. The score of key (i, j) is
-    q_1 k_1i + q_2 k_2j. y is the sum of softmax(scores) V[i * keys + j] over the heads and the `knn` best keys of each
+    A query x W + b is split into two halves q_1 and q_2, each normalised by LayerNorm. The score of key (i, j) is q_1
+    k_1i + q_2 k_2j. y is the sum of softmax(scores) * V[i * keys + j] over the heads and the `knn` best keys of each
     head. The best of all keys^2 sums are among the sums of the `knn` best scores of each half, so only knn^2 sums are
     computed. The model's init initialises the values as embeddings: their standard deviation is d_model^-1/2 in most
     inits, as in the paper, and 1 in the init of T5, as in Narang et al. 2021.
@@ -68,7 +68,7 @@ class ProductKeyMemoryModule(Branch):
 
 
 def product_top(scores: Float[Tensor, "N H 2 n"], knn: int) -> tuple[Float[Tensor, "N H k"], Int[Tensor, "N H k"]]:
-    """Return (sums, indices): the `knn` highest sums scores[..., 0, i] + scores[..., 1, j], and indices i * n + j."""
+    """Return the `knn` highest sums scores[..., 0, i] + scores[..., 1, j], and their indices i * n + j."""
     n = scores.shape[-1]
     best, index = scores.topk(knn, -1)
     sums = (best[:, :, 0, :, None] + best[:, :, 1, None, :]).flatten(-2)

@@ -20,11 +20,11 @@ from regard.nn.ring_cache import Cache, kv_cache
 
 @dataclass(frozen=True, slots=True)
 class SelfAttention(BranchSpec):
-    """Self-attention (Vaswani et al. 2017): concat_h(softmax(scale q_h k_h') v_h) W_o, with q, k, v projected from x.
+    """Self-attention (Vaswani et al. 2017): concat_h(softmax(scale * q_h k_h') v_h) W_o with q, k, v projected from x.
 
     If `kv_heads` is below `heads`, query heads share key-value heads: grouped-query attention (Ainslie et al. 2023).
-    `query_key_norm` normalises the queries and keys of each head (Henry et al. 2020). `tied` leaves out a projection:
-    with "query_key", W_k = W_q, so that before positions and norms scores are symmetric; with "key_value", W_v = W_k.
+    `query_key_norm` normalises the queries and keys of each head (Henry et al. 2020). `tied` leaves out a projection.
+    With "key_value", W_v = W_k. With "query_key", W_k = W_q, so scores are symmetric before positions and norms.
     """
 
     kind = "self_attention"
@@ -80,7 +80,7 @@ class SelfAttentionModule(Branch):
     def split(
         self, qkv: Float[Tensor, "B T W"], view: View
     ) -> tuple[Float[Tensor, "B H T K"], Float[Tensor, "B G T K"], Float[Tensor, "B G T V"]]:
-        """Return (q, k, v): the fused projection split by head, with query-key norm and position scheme applied."""
+        """Return q, k and v: the fused projection split by head, with query-key norm and position scheme applied."""
         parts = [view.shift(part) for part in qkv.split_with_sizes(self.widths, -1)]
         q, k, v = (parts[i] for i in self.parts)
         q = view.rotate(self.query_norm(split_heads(q, self.heads)))

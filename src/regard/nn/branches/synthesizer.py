@@ -184,8 +184,8 @@ def _at_keys(scores: Float[Tensor, "b H T n"], view: View) -> Float[Tensor, "c H
 class Synthesizer(BranchSpec):
     """Synthesizer of Tay et al. 2021: concat_h(softmax(scores_h) v_h) W_o, with scores that are not products q.k.
 
-    `mix` combines the scores with query-key products: "alone" uses only the scores, without keys; "plus" uses
-    scale q.k + scores; "alpha" uses (1 - a) scale q.k + a scores, with a learned a that starts at 1/2. Sequences may
+    `mix` combines the scores with query-key products: "alone" uses only the scores, without keys. "plus" uses scale *
+    q.k + scores. "alpha" uses (1 - a) * scale * q.k + a * scores, with a learned a that starts at 1/2. Sequences may
     have at most `max_len` tokens. A position scheme may add a bias.
     """
 
@@ -223,7 +223,7 @@ class Synthesizer(BranchSpec):
 
 
 def check_position(position: Position | None, path: str = "") -> None:
-    """Raise a `SpecError` for a position scheme that acts on queries and keys, which a synthesizer may not have."""
+    """Raise a `SpecError` if a position scheme acts on queries and keys, because a synthesizer may have none."""
     if position is not None and "d_head" in position.shaped_by:
         raise SpecError(
             f"{path}.position".lstrip("."),

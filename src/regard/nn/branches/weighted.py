@@ -27,9 +27,9 @@ class Unprojected(Heads, Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Weighted(BranchSpec):
-    """Attention and feed-forward in one branch, sum_i alpha_i FFN(kappa_i head_i W_i), as in Narang et al. 2021.
+    """Attention and feed-forward in one branch, sum_i alpha_i * FFN(kappa_i * head_i W_i), as in Narang et al. 2021.
 
-    W_i projects head i to d_model. The heads share the feed-forward network FFN. The weights kappa and alpha are
+    W_i projects head i to d_model. The heads share the feed-forward network FFN. The weights kappa_i and alpha_i are
     unconstrained and initialised from U(0, 1). `attention` computes the heads and must not have an output projection.
     """
 
@@ -46,9 +46,9 @@ class Weighted(BranchSpec):
 
 @dataclass(frozen=True, slots=True)
 class WeightedSimplex(BranchSpec):
-    """Attention and feed-forward in one branch, sum_i alpha_i FFN_i(kappa_i head_i W_i), as in Ahmed et al. 2017.
+    """Attention and feed-forward in one branch, sum_i alpha_i * FFN_i(kappa_i * head_i W_i), as in Ahmed et al. 2017.
 
-    W_i projects head i to d_model. Each head has its own feed-forward network FFN_i; the paper divides the usual hidden
+    W_i projects head i to d_model. Each head has its own feed-forward network FFN_i. The paper divides the usual hidden
     width among the heads. kappa and alpha are softmaxes over the heads, computed from parameters that start at 0.
     """
 
@@ -86,7 +86,7 @@ class WeightedHeads(Branch):
 
     @abstractmethod
     def weights(self) -> tuple[Float[Tensor, " H"], Float[Tensor, " H"]]:
-        """Return (kappa, alpha), each with one weight per head."""
+        """Return kappa and alpha, each with one weight per head."""
 
     @abstractmethod
     def transform(self, branches: Float[Tensor, "B H T D"], ctx: Context) -> Float[Tensor, "B H T D"]:

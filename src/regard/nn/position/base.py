@@ -101,8 +101,8 @@ def add_bias(scores: Float[Tensor, "B H T S"], view: View) -> Float[Tensor, "B H
 def check_shared_sizes(position: Position | None, site: Site, own: Site, kv_heads: int) -> None:
     """Raise a `SpecError` if the head sizes of an attention layer do not fit its position scheme.
 
-    `position` is the scheme of the layer (None: that of the stack). `site` has the head sizes of the stack, and `own`
-    has those of the layer.
+    `position` is the scheme of the layer, by default that of the stack. `site` has the head sizes of the stack, and
+    `own` has those of the layer.
     """
     if position is not None:
         site.require(

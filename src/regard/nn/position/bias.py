@@ -95,7 +95,7 @@ class T5BiasModule(PositionTerms):
 
 @dataclass(frozen=True, slots=True)
 class ALiBi(Position):
-    """Press et al. 2022: score - m_h |i - j|, with the constant slope m_h = 2^(-8h / H) in head h of H.
+    """Press et al. 2022: score - m_h * |i - j|, with the constant slope m_h = 2^(-8h / H) in head h of H.
 
     If H is not a power of two, the slopes are those for the next smaller power of two, followed by every second slope
     for the next larger one, as in the paper's code.

@@ -15,7 +15,7 @@ from regard.nn.terms import Terms
 
 @dataclass(frozen=True, slots=True)
 class Shaw(Position):
-    """Shaw et al. 2018: score q_i . (k_j + a_{j-i}) and output sum_j w_ij (v_j + c_{j-i}), with attention weights w.
+    """Shaw et al. 2018: score q_i . (k_j + a_{j-i}) and output sum_j w_ij * (v_j + c_{j-i}), with attention weights w.
 
     Distances j - i are clipped to +-max_distance. The heads share the vectors a and c. For separate vectors in each
     layer, as in the paper, set `position` in the attention branch. The term c (`values`) needs the attention weights.

@@ -20,9 +20,9 @@ from regard.tree import Spec, walk
 
 
 def check_stack(spec: Any, pattern: tuple[Block, ...], built: int | None = None) -> None:
-    """Raise a `SpecError` for a stack without blocks, or with attention options (positions, ...) but no attention.
+    """Raise a `SpecError` for a stack without blocks, or for options of attention if no block has attention.
 
-    `built` is the number of blocks that are built (None: any). The blocks of `pattern` must all be among them.
+    `built` is the number of blocks that are built, or None for any number. All blocks of `pattern` must be built.
     """
     blocks = len(pattern)
     require(blocks > 0, "pattern", "a stack needs at least one block")
@@ -52,7 +52,7 @@ def check_stack(spec: Any, pattern: tuple[Block, ...], built: int | None = None)
 
 
 def check_shared(position: Position | None, positions: tuple[AtHeads, ...], spec: Spec, site: Site) -> None:
-    """Raise a `SpecError` for a position scheme of the stack that no layer uses: its parameters would not be trained.
+    """Raise a `SpecError` if no layer uses a position scheme of the stack, because it would not be trained.
 
     An attention layer uses the scheme of the stack for its number of heads, unless the layer has its own scheme.
     """
@@ -92,7 +92,7 @@ def stack_site(spec: Any, site: Site) -> Site:
 
 @dataclass(frozen=True, slots=True)
 class StackOut:
-    """The output x of a stack, and the segment of each output token (0: padding), because stacks may shorten texts."""
+    """The output `x` of a stack and the segment of each output token (0: padding). A stack may shorten texts."""
 
     x: Float[Tensor, "B T2 D"]
     seg: Int[Tensor, "B T2"] | None
@@ -146,7 +146,7 @@ class Stack(nn.Module):
 def shared_positions(
     position: Position | None, positions: tuple[AtHeads, ...], site: Site
 ) -> tuple[PositionTerms | None, nn.ModuleDict]:
-    """Build (default, others): the position scheme of the stack, and other schemes keyed by number of heads."""
+    """Build the position scheme of the stack, and its other schemes, which are keyed by number of heads."""
     others = {
         str(other.heads): other.position.build(site.inside(f"positions[{i}].position", heads=other.heads))
         for i, other in enumerate(positions)

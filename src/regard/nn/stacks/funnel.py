@@ -116,7 +116,7 @@ class FunnelModule(Stack):
 def halved(
     x: Float[Tensor, "B T D"], seg: Int[Tensor, "B T"] | None
 ) -> tuple[Float[Tensor, "B T2 D"], Int[Tensor, "B T2"] | None]:
-    """Return (x, seg): the means of pairs of neighbouring tokens, and the segment of each pair (0: padding).
+    """Return the means of pairs of neighbouring tokens, and the segment of each pair (0: padding).
 
     A last token without a neighbour is unchanged. The means exclude padding. In Narang et al. 2021 they include
     padding, so that the output depends on the padded length.

@@ -23,9 +23,9 @@ from regard.nn.stacks.base import Stack, StackOut, StackSpec, check_stack, share
 class Universal(StackSpec):
     """One block, applied `before` + `steps` + `after` times with the same weights. Dehghani et al. 2019.
 
-    Before each of the `steps` applications in the middle, sqrt(d_model) e_n is added to the hidden states, where e_n is
-    a learned embedding of step n. As in Narang et al. 2021, the number of steps is fixed, and position embeddings are
-    not added at each step.
+    Before the n-th of the `steps` applications in the middle, sqrt(d_model) * e_n is added to the hidden states. The
+    vector e_n is a learned embedding of step n. As in Narang et al. 2021, the number of steps is fixed, and position
+    embeddings are not added at each step.
     """
 
     kind = "universal"
@@ -56,10 +56,10 @@ class UniversalACT(StackSpec):
     """`Universal` with adaptive computation time (Graves 2016, Dehghani et al. 2019): each token halts on its own.
 
     After step n, a token with state s_n has the halting probability p_n = sigmoid(w s_n + b). This token halts at the
-    first step N with p_1 + ... + p_N > 1 - epsilon, or at the last step. The output for the token is
-    p_1 s_1 + ... + p_(N-1) s_(N-1) + R s_N with R = 1 - p_1 - ... - p_(N-1), and its state remains s_N. The mean of
-    `ponder` * (N + R) over the tokens of a batch is added to the training loss. Gradient accumulation weights batches
-    by their numbers of labels, so it differs from one large batch.
+    first step N with p_1 + ... + p_N > 1 - epsilon, or at the last step. The output for the token is p_1 * s_1 + ... +
+    p_(N-1) * s_(N-1) + R * s_N with R = 1 - p_1 - ... - p_(N-1), and its state remains s_N. The mean of `ponder` * (N +
+    R) over the tokens of a batch is added to the training loss. Gradient accumulation weights batches by their numbers
+    of labels, so it differs from one large batch.
 
     All steps are computed, because shapes must not depend on data. Differs from the code of Dehghani et al., where
     p_n depends on s_(n-1), the states of halted tokens continue to change, and the output is an interpolation.

@@ -72,7 +72,7 @@ class AdaptiveTableModule(Table):
         return self.clusters[c]  # type: ignore[reportReturnType]
 
     def within(self, ids: Int[Tensor, "*n"], c: int) -> tuple[Bool[Tensor, "*n"], Int[Tensor, "*n"]]:
-        """Return (inside, local): a mask of the ids in cluster c, and their indices in the cluster (0 for other ids).
+        """Return a mask of the ids in cluster c, and their indices in the cluster (0 for other ids).
 
         Invalid ids are assigned to the first or last cluster, where the embedding raises an error.
         """
@@ -175,5 +175,5 @@ class AdaptiveSoftmaxModule(CrossEntropyHead):
         labels: Int[Tensor, " N"],
         weights: Float[Tensor, " N"],
     ) -> tuple[Float[Tensor, "n D"], Int[Tensor, " n"], Float[Tensor, " n"]]:
-        """Return (h, labels, weights) of all tokens, with weight 0 for the tokens outside the cluster."""
+        """Return h, labels and weights of all tokens, with weight 0 for the tokens outside the cluster."""
         return h, labels, weights * inside

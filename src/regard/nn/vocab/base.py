@@ -15,7 +15,7 @@ from regard.tree import Spec
 
 
 class Scored(NamedTuple):
-    """Weighted sums over tokens: training objective, and negative log-likelihood (nll)."""
+    """The training objective and the negative log-likelihood (nll), as weighted sums over tokens."""
 
     objective: Float[Tensor, ""]
     nll: Float[Tensor, ""]

@@ -19,8 +19,8 @@ from regard.nn.vocab.tables import Table
 class MixtureOfSoftmaxes(HeadSpec):
     """log p = logsumexp_k(log pi_k + log softmax(c_k M')), pi = softmax(P h), c_k = tanh(C_k h). Yang et al. 2018.
 
-    h is the hidden state, M the vocabulary table. The matrix of log-probabilities of many tokens can have a rank above
-    d_model. Label smoothing is as in `Softmax`. There is no z-loss, because each softmax has its own normaliser.
+    h is the hidden state, and M is the vocabulary table. The matrix of log-probabilities of many tokens can have a rank
+    above d_model. Label smoothing is as in `Softmax`. There is no z-loss, because each softmax has its own normaliser.
     """
 
     kind = "mixture_of_softmaxes"
@@ -47,7 +47,7 @@ class MixtureOfSoftmaxesModule(Head):
         self.label_smoothing, self.vocab = spec.label_smoothing, vocab
 
     def components(self, h: Float[Tensor, "*n D"]) -> tuple[Float[Tensor, "*n K"], Float[Tensor, "*n K D"]]:
-        """Return (log_pi, c): log pi_k and the vector c_k of every component k."""
+        """Return log pi_k and the vector c_k of every component k."""
         h = h * self.factor
         contexts = torch.stack([context(h) for context in self.contexts], -2).tanh()
         return widen(self.prior(h)).log_softmax(-1), contexts

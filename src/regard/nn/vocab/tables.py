@@ -31,7 +31,7 @@ class Table(nn.Module):
 
     @abstractmethod
     def readout(self, h: Float[Tensor, "*n W"]) -> tuple[Float[Tensor, "*n R"], Float[Tensor, "V R"]]:
-        """Return (r, M) such that the logits are r M', so that a head can compute the loss in chunks."""
+        """Return r and M such that the logits are r M'. With these, a head can compute the loss in chunks."""
 
     def logits(self, h: Float[Tensor, "*n W"]) -> Float[Tensor, "*n V"]:
         """Return the logit of every id."""
