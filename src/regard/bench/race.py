@@ -2,9 +2,9 @@
 
 import gc
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -15,6 +15,7 @@ WARM_UP = 2  # rounds that are not measured: on a GPU, regard captures its decod
 RESAMPLES = 2000
 SIZE_TOLERANCE = 0.03
 Report = Callable[[str], None]
+T = TypeVar("T")
 
 
 class UnfairError(RegardError):
@@ -63,13 +64,11 @@ def race(contestants: Sequence[Contestant], rounds: int, device: torch.device, r
     names = [contestant.name for contestant in contestants]
     assert len(set(names)) == len(names), names
     speeds = np.zeros((WARM_UP + rounds, len(contestants)))
-    rng, order = np.random.default_rng(0), np.arange(len(contestants))
     gc.disable()
     try:
-        for i in range(WARM_UP + rounds):
+        for i, order in enumerate(orders(WARM_UP + rounds, len(contestants))):
             gc.collect()
-            order = order[::-1] if i % 2 else rng.permutation(len(contestants))
-            for j in order.tolist():
+            for j in order:
                 speeds[i, j] = _speed(contestants[j].turn, i, device)
             results = ", ".join(f"{name} {speed:,.0f}" for name, speed in zip(names, speeds[i], strict=True))
             report(f"round {i - WARM_UP + 1} of {rounds}: {results}" if i >= WARM_UP else f"warming up: {results}")
@@ -78,14 +77,28 @@ def race(contestants: Sequence[Contestant], rounds: int, device: torch.device, r
     return summarise(contestants, speeds[WARM_UP:])
 
 
+def orders(rounds: int, count: int) -> Iterator[list[int]]:
+    """Yield the order of `count` models in each round: random, and reversed in every second round."""
+    rng, order = np.random.default_rng(0), np.arange(count)
+    for i in range(rounds):
+        order = order[::-1] if i % 2 else rng.permutation(count)
+        yield order.tolist()
+
+
 def _speed(turn: Callable[[int], int], number: int, device: torch.device) -> float:
     """Return the tokens per second of `turn(number)`, the work of one model in one round."""
+    tokens, seconds = timed(lambda: turn(number), device)
+    return tokens / seconds
+
+
+def timed(work: Callable[[], T], device: torch.device) -> tuple[T, float]:
+    """Do the work, and return its result and its duration in seconds: CPU time, or elapsed time on a GPU."""
     clock = time.process_time if device.type == "cpu" else time.perf_counter
     wait(device)
     start = clock()
-    tokens = turn(number)
+    result = work()
     wait(device)
-    return tokens / (clock() - start)
+    return result, clock() - start
 
 
 def wait(device: torch.device) -> None:

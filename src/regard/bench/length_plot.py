@@ -1,0 +1,99 @@
+"""The picture of a length benchmark: time and memory by sequence length, and accuracy by distance."""
+
+from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from regard.errors import SpecError
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+ENDINGS = (".png", ".svg", ".pdf")
+MARKERS = "osv^D<>PX*hd"
+LINES = ("-", "--", ":", "-.")
+Points = Mapping[str, Sequence[tuple[float, float]]]
+
+
+def check_plot(path: Path) -> None:
+    """Raise an error if a picture cannot be drawn into a file with this name."""
+    if path.suffix not in ENDINGS:
+        raise SpecError("--plot", f"must end with {', '.join(ENDINGS)}, not with {path.suffix!r}")
+    if find_spec("matplotlib") is None:
+        raise SpecError("--plot", 'needs matplotlib; run pip install "regard[plot]"')
+
+
+def plot(record: Mapping[str, Any], path: Path) -> None:
+    """Draw the JSON object of a `LengthReport` into a file. Both axes of lengths are logarithmic."""
+    from matplotlib.figure import Figure  # noqa: PLC0415  # optional
+
+    recall = record["recall"]
+    figure = Figure(figsize=(15.0 if recall else 11.0, 5.4), layout="constrained")
+    names = list(dict.fromkeys(row["name"] for row in record["rows"]))
+    panels = figure.subplots(1, 3 if recall else 2)
+    titles = {row["name"]: row["title"] for row in record["rows"]}
+    for axes, field, label, unit in (
+        (panels[0], "seconds", "seconds per training step", 1.0),
+        (panels[1], "peak_bytes", "peak memory of a training step, MB", 1e6),
+    ):
+        _curves(axes, names, by_length(record, field, unit))
+        axes.set_xscale("log", base=2)
+        axes.set_yscale("log")
+        axes.set_xticks(sorted({row["length"] for row in record["rows"]}))
+        axes.xaxis.set_major_formatter(lambda x, _: f"{x:,.0f}")
+        axes.tick_params(axis="x", rotation=45)
+        axes.set_xlabel("tokens in a sequence")
+        axes.set_ylabel(label)
+        axes.axvline(record["fitted_from"], color="0.6", linewidth=1, linestyle=":")
+    if recall:
+        accuracy = {name: [(float(d), a) for d, a in values.items()] for name, values in record["accuracy"].items()}
+        _curves(panels[2], names, accuracy)
+        panels[2].axhline(recall["chance"], color="0.6", linewidth=1, linestyle=":")
+        panels[2].set_xscale("log", base=2)
+        panels[2].xaxis.set_major_formatter(lambda x, _: f"{x:,.0f}")
+        panels[2].set_ylim(0.0, 1.03)
+        panels[2].set_xlabel("tokens since the key and its value")
+        panels[2].set_ylabel("accuracy of associative recall (dotted: guessing)")
+    lines = [_line(panels[0], i) for i in range(len(names))]
+    legend = [_label(titles[name], record["exponents"][name]) for name in names]
+    title = "model, with the exponents of time and of memory\nright of the dotted line"
+    figure.legend(lines, legend, loc="outside right center", frameon=False, title=title)
+    figure.savefig(path, dpi=110)
+
+
+def by_length(record: Mapping[str, Any], field: str, unit: float) -> Points:
+    """Return the points (length, value) of every model, without lengths at which it was not measured."""
+    points: dict[str, list[tuple[float, float]]] = {row["name"]: [] for row in record["rows"]}
+    for row in record["rows"]:
+        if row[field]:
+            points[row["name"]].append((row["length"], row[field] / unit))
+    return points
+
+
+def _curves(axes: "Axes", names: Sequence[str], points: Points) -> None:
+    for i, name in enumerate(names):
+        if points.get(name):
+            x, y = zip(*points[name], strict=True)
+            axes.plot(x, y, **_style(i))
+    axes.grid(color="0.9", linewidth=0.6)
+    axes.spines[["top", "right"]].set_visible(False)
+
+
+def _style(number: int) -> dict[str, Any]:
+    """Return the colour, marker and line of a model: no two models differ in colour alone."""
+    return {
+        "color": f"C{number % 10}",
+        "marker": MARKERS[number % len(MARKERS)],
+        "linestyle": LINES[number % len(LINES)],
+        "linewidth": 1.4,
+        "markersize": 5,
+    }
+
+
+def _line(axes: "Axes", number: int) -> Any:
+    return axes.plot([], [], **_style(number))[0]
+
+
+def _label(title: str, exponents: Mapping[str, float | None]) -> str:
+    return f"{title} ({', '.join('-' if b is None else f'{b:.2f}' for b in exponents.values())})"
