@@ -70,7 +70,7 @@ def _recorded(model: Model, length: int, device: torch.device) -> tuple[list[Cal
 
     for module in model.modules():
         if hasattr(module, "attend"):
-            module.attend = attend
+            module.attend = attend  # type: ignore[reportArgumentType]  # an attribute of this module alone
     ids = torch.zeros(1, length, dtype=torch.int64, device=device)
     with torch.no_grad(), FlopCounterMode(display=False) as counter:
         CountedForward(model)(Batch(ids))

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from regard.cli.base import USE, AsJson, Quantize, complain, compute_option, print_json, warn
+from regard.cli.base import USE, AsJson, Quantize, complain, compute_option, console, print_json, warn
 from regard.cli.input_lines import lines_of, pieces_of
 from regard.cli.options import BatchSize, Change, Decoding, Loading, command, given
 from regard.errors import DataError, SpecError
@@ -283,6 +283,13 @@ class Evaluation:
             help="For a language model: tokens between the starts of adjacent windows. Default: half a window.",
         ),
     ] = None
+    windows: Annotated[
+        str | None,
+        typer.Option(
+            metavar="W,W,...",
+            help="For a language model: also evaluate it with attention limited to the last W tokens in each layer.",
+        ),
+    ] = None
     batch_size: BatchSize = None
 
 
@@ -313,8 +320,23 @@ def evaluate(
     if as_json:
         print_json(result)
         return
+    windows = result.pop("windows", ())
     for name, value in result.items():
         _print_fact(name, value)
+    if windows:
+        _print_windows(windows)
+
+
+def _print_windows(rows: list[dict[str, Any]]) -> None:
+    """Print the scores of a language model by attention window, as a table."""
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False)
+    for name in rows[0]:
+        table.add_column(name, justify="right", no_wrap=True)
+    for row in rows:
+        table.add_row(*(f"{value:.4f}" if isinstance(value, float) else str(value) for value in row.values()))
+    console().print(table)
 
 
 def _print_fact(name: str, value: Any, indent: str = "") -> None:

@@ -6,7 +6,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
+import numpy as np
+
 from regard.data.batching import Windows
+from regard.data.objectives import Objective
 from regard.data.text import TSV, Labelled, Lines, ParallelFiles, lines
 from regard.data.token_store import Column, Table
 from regard.decoding.search import Search
@@ -17,7 +20,9 @@ from regard.evaluation.metric import Likelihood, Metric
 from regard.evaluation.metrics import METRICS, metric, perplexity
 from regard.evaluation.significance import paired_bootstrap, verdict
 from regard.evaluation.target_text import bleu_tokenizer
+from regard.evaluation.window import with_weights, with_window
 from regard.inference.text import Warn
+from regard.models.base import Model
 from regard.runs.options import LoadOptions, one_best, search_from_options, several
 
 if TYPE_CHECKING:
@@ -36,6 +41,7 @@ class Test:
     tokenize: str | None = None
     batch_size: int = 32
     stride: int | None = None  # tokens between the windows of a stream; None: half a window
+    windows: tuple[int, ...] = ()  # attention windows with which a language model is evaluated, too
 
     def only(self, *names: str) -> None:
         """Raise an error if a file option that is not listed in `names` is given, because it would be ignored."""
@@ -194,28 +200,51 @@ def _language_model(run: "TrainedModel", test: Test, chosen: Sequence[Metric]) -
         table = Table({"target": Column(table["target"].ids, table["target"].offsets[[0, -1]])})
     batching = run.recipe.data.batching
     assert batching is not None
-    if isinstance(batching, Windows):
-        total = _of_stream(run, table["target"], batching, test.stride)
-    else:
-        if test.stride is not None:
-            raise SpecError(
-                "--stride", "applies only to a text that is read as one stream, not line by line; leave it out"
-            )
-        total = likelihood(run.model, table, objective, batching)
+    _check_windows(test.windows, batching.length if isinstance(batching, Windows) else _longest(table))
+    if test.stride is not None and not isinstance(batching, Windows):
+        raise SpecError("--stride", "applies only to a text that is read as one stream, not line by line; leave it out")
+
+    def read_by(model: Model) -> Likelihood:
+        if isinstance(batching, Windows):
+            return _of_stream(model, objective, table["target"], batching, test.stride)
+        return likelihood(model, table, objective, batching)
+
+    narrow = {size: with_window(run.model.spec, size) for size in test.windows}  # refused before anything is computed
+    total = read_by(run.model)
     size = sum(len(record[0].encode()) + objective.stream for record in records)
     characters = sum(len(record[0]) + objective.stream for record in records)
     for each in chosen:
         if each.needs != "likelihood":
             raise SpecError("--metric", f"{each.name!r} needs {each.needs}, which a language model does not output")
-    likelihoods = [Likelihood(total.nll, total.tokens, size)]
-    usual = [Loss(), Perplexity(), BitsPerByte()]
-    values = {each.name: each.score(likelihoods).value for each in chosen or usual}
-    if not chosen:
-        values["nats_per_character"] = total.nll / characters
-    return {"run": str(run.path)} | values | {"tokens": total.tokens, "step": run.step}
+
+    def values(total: Likelihood) -> dict[str, float]:
+        likelihoods = [Likelihood(total.nll, total.tokens, size)]
+        usual = [Loss(), Perplexity(), BitsPerByte()]
+        scores = {each.name: each.score(likelihoods).value for each in chosen or usual}
+        return scores if chosen else scores | {"nats_per_character": total.nll / characters}
+
+    report = {"run": str(run.path)} | values(total) | {"tokens": total.tokens, "step": run.step}
+    if not narrow:
+        return report
+    plain = not any(type(module).__module__.startswith("regard.fast") for module in run.model.modules())
+    windows = [{"window": w} | values(read_by(with_weights(s, run.model, plain))) for w, s in narrow.items()]
+    return report | {"windows": windows}
 
 
-def _of_stream(run: "TrainedModel", text: Column, batching: Windows, stride: int | None) -> Likelihood:
+def _longest(table: Table) -> int:
+    return int(np.diff(table["target"].offsets).max(initial=0))
+
+
+def _check_windows(windows: Sequence[int], longest: int) -> None:
+    for size in windows:
+        if size >= longest:
+            raise SpecError(
+                "--windows",
+                f"{size} tokens limit nothing, because the model reads at most {longest} at once; choose a smaller one",
+            )
+
+
+def _of_stream(model: Model, objective: Objective, text: Column, batching: Windows, stride: int | None) -> Likelihood:
     length = batching.length
     stride = max(1, length // 2) if stride is None else stride
     if not 1 <= stride <= length:
@@ -223,7 +252,7 @@ def _of_stream(run: "TrainedModel", text: Column, batching: Windows, stride: int
     if len(text.ids) < 2:
         raise DataError("--text: the text has no token to predict; give more text")
     rows = max(1, (batching.tokens or length) // length)
-    return stream_likelihood(run.model, text, run.objective, length, stride, rows)
+    return stream_likelihood(model, text, objective, length, stride, rows)
 
 
 def _scores(outputs: Outputs, references: Sequence[str], metrics: Sequence[Metric], classifies: bool) -> dict[str, Any]:
@@ -274,6 +303,7 @@ def evaluate(  # noqa: PLR0913  # the options of the command line
     changes: str | Sequence[str] = (),
     batch_size: int | None = None,
     stride: int | None = None,
+    windows: str | Sequence[int] = (),
     samples: int | None = None,
     metrics: str | Sequence[str] = (),
     warn: Warn = lambda _: None,
@@ -295,6 +325,7 @@ def evaluate(  # noqa: PLR0913  # the options of the command line
             "--device": loading.get("device", "auto") != "auto",
             "--plain": loading.get("plain", False),
             "--stride": stride is not None,
+            "--windows": bool(windows),
         }
         refuse_ignored(searching | computing, "files of outputs are only compared, nothing is computed")
 
@@ -302,7 +333,8 @@ def evaluate(  # noqa: PLR0913  # the options of the command line
         model = loaded if loaded is not None and path == name else load(path, **loading)
         kind, learns = model.objective.kind, model.objective.model
         if learns != "language_model":
-            refuse_ignored({"--stride": stride is not None}, f"{path} was trained for {kind} and has no windows")
+            streaming = {"--stride": stride is not None, "--windows": bool(windows)}
+            refuse_ignored(streaming, f"{path} was trained for {kind}, and is no language model")
         if learns != "sequence_to_sequence":
             options = {"--tokenize": tokenize is not None}
             if learns == "language_model":
@@ -314,9 +346,21 @@ def evaluate(  # noqa: PLR0913  # the options of the command line
         default = one_best(model.recipe.decode, beam)
         return search_from_options(default, beam=beam, changes=changes, trust_code=model.trust_code)
 
-    test = Test(source, reference, tsv, text, labelled, tokenize, batch_size or 32, stride)
+    test = Test(source, reference, tsv, text, labelled, tokenize, batch_size or 32, stride, sizes_of(windows))
     chosen = [metric(each, loading.get("trust_code", False), "--metric") for each in several(metrics)]
     return evaluate_run(checked, name, against, test, search_of, samples or 1000, warn, chosen)
+
+
+def sizes_of(windows: str | Sequence[int]) -> tuple[int, ...]:
+    """Return the window sizes that a list or a text such as "16,32,64" names, in ascending order."""
+    names = windows.split(",") if isinstance(windows, str) else windows
+    try:
+        sizes = {int(name) for name in names}
+    except ValueError:
+        raise SpecError("--windows", f"{windows!r} is not a list of whole numbers, such as 16,32,64") from None
+    if sizes and min(sizes) < 1:
+        raise SpecError("--windows", f"a window must hold at least one token, not {min(sizes)}")
+    return tuple(sorted(sizes))
 
 
 def refuse_ignored(options: dict[str, bool], why: str) -> None:

@@ -98,6 +98,7 @@ class EvaluationOptions(LoadOptions, total=False):
     changes: str | Sequence[str]  # PATH=VALUE edits of the search
     batch_size: int | None  # texts decoded together
     stride: int | None  # for a language model, tokens from one window to the next; None: half a window
+    windows: str | Sequence[int]  # for a language model, windows to which attention is limited: (16, 32) or "16,32"
     samples: int | None  # number of resamples in the paired bootstrap
     metrics: str | Sequence[str]  # names of metrics, or module:Class; default: those usual for the task
     warn: Warn  # called with each warning
