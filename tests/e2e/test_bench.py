@@ -205,3 +205,43 @@ def test_page_has_the_newest_race_of_each_kind() -> None:
     assert "| **regard** | 1,234 | 1.50 | 1.40 .. 1.62 | 9 |\n" in page
     assert "| **regard** | 1,234 | 1.50 | 1.40 .. 1.62 | 9 | 3.0 |" in page
     assert "| ratio to | hf |\n|---|--:|\n| regard | 1.50 |" in page
+
+
+def test_long_sequences_have_rows_exponents_and_a_plot(tmp_path: Path) -> None:
+    words = ["bench", "length", "--max", "512", "--models", "full,linformer", "--rounds", "1", "--device", "cpu"]
+    result = regard(*words, "--json", "--plot", str(tmp_path / "length.png"))
+    assert result.returncode == 0, result.stderr
+    assert "512 tokens, full attention: " in result.stderr
+    report = json.loads(result.stdout)
+    assert [(row["name"], row["length"]) for row in report["rows"]] == [
+        ("full", 256), ("full", 512), ("linformer", 256), ("linformer", 512)
+    ]  # fmt: skip
+    assert all(row["seconds"] > 0 and row["peak_bytes"] > 0 and row["flops"] > 0 for row in report["rows"])
+    assert report["exponents"].keys() == {"full", "linformer"}
+    assert report["exponents"]["full"]["peak_bytes"] == pytest.approx(1.0, abs=0.2)
+    assert (tmp_path / "length.png").stat().st_size > 10_000
+    table = regard(*words, "--quiet")
+    assert table.stderr == ""
+    for part in (
+        "Seconds per training step",
+        "Peak memory, MB",
+        "exponent",
+        "Linformer, encoder",
+        "fitted from 256 to 512",
+    ):
+        assert part in table.stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["length", "--shape", "small"], "--shape: applies only to the tasks train and decode; leave it out"),
+        (["train", "--max", "512"], "--max: applies only to the task length; leave it out"),
+        (["decode", "--recall"], "--recall: applies only to the task length; leave it out"),
+        (["length", "--steps", "5"], "--steps: is the number of training steps of --recall"),
+        (["length", "--models", ","], "--models: names no model"),
+        (["length", "--plot", "a.txt"], "--plot: must end with .png, .svg, .pdf"),
+    ],
+)
+def test_options_of_another_task_are_refused(words: list[str], message: str) -> None:
+    assert message in complaint("bench", *words)

@@ -229,7 +229,7 @@ def _progress(row: LengthRow) -> str:
     return f"{row.length:,} tokens, {row.title}: {row.seconds:.3g} s, {row.peak_bytes / 1e6:,.0f} MB"
 
 
-def exponent(lengths: Sequence[float], values: Sequence[float]) -> float | None:
+def exponent(lengths: Sequence[int], values: Sequence[int | float]) -> float | None:
     """Return b of the power law a * length^b: a least-squares fit to the logarithms. None for fewer than 2 points."""
     if len(lengths) < 2:
         return None
@@ -248,7 +248,7 @@ def exponents(rows: Sequence[LengthRow], fitted_from: int) -> dict[str, dict[str
     return fits
 
 
-def _points(pairs: Sequence[tuple[float, float | None]]) -> tuple[list[float], list[float]]:
+def _points(pairs: Sequence[tuple[int, int | float | None]]) -> tuple[list[int], list[int | float]]:
     known = [(x, y) for x, y in pairs if y]
     return [x for x, _ in known], [y for _, y in known]
 

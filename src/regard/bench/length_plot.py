@@ -67,7 +67,7 @@ def by_length(record: Mapping[str, Any], field: str, unit: float) -> Points:
     points: dict[str, list[tuple[float, float]]] = {row["name"]: [] for row in record["rows"]}
     for row in record["rows"]:
         if row[field]:
-            points[row["name"]].append((row["length"], row[field] / unit))
+            points[row["name"]].append((float(row["length"]), row[field] / unit))
     return points
 
 

@@ -18,7 +18,7 @@ from regard.models.build import build
 from regard.models.cost import CountedForward
 from regard.nn.mask import View
 
-SHORT = 256  # tokens of the sequence in which the FLOPs outside attention are counted
+SHORT = 64  # tokens of the sequence in which the FLOPs outside attention are counted
 TILE = 64
 AT_ONCE = 2**24  # pairs whose mask is evaluated at once
 TRAINING = 3  # a backward pass costs two forward passes
@@ -35,8 +35,8 @@ class Call:
 def step_flops(model: LongModel, size: Size, length: int) -> float:
     """Return the FLOPs of a training step per sequence of `length` tokens: three times those of a forward pass.
 
-    A multiply-add counts as two. Matrix products outside attention are counted in a sequence of 256 tokens, and
-    multiplied by length / 256. Attention costs 2 (d_head + d_value) for each head and each visible pair of a query and
+    A multiply-add counts as two. Matrix products outside attention are counted in a sequence of 64 tokens, and
+    multiplied by length / 64. Attention costs 2 (d_head + d_value) for each head and each visible pair of a query and
     a key. These pairs are counted exactly, in a narrow model with the same masks. As in `models/cost.py`, elementwise
     operations do not count, convolutions over time among them.
     """
@@ -52,7 +52,7 @@ def step_flops(model: LongModel, size: Size, length: int) -> float:
 @cache
 def _per_sequence(model: LongModel, size: Size) -> tuple[list[Call], int]:
     """Return the calls of attention, and the FLOPs outside attention, of a forward pass over `SHORT` tokens."""
-    whole = build(model.spec(size, SHORT), device="meta").eval().requires_grad_(False)
+    whole = build(model.spec(size, max(SHORT, size.rank)), device="meta").eval().requires_grad_(False)
     return _recorded(whole, SHORT, torch.device("meta"))
 
 

@@ -83,11 +83,11 @@ def _fill(made: Rows, row: int, task: RecallTask, rng: np.random.Generator, at: 
     ids, length = made.ids[row], made.ids.shape[1]
     keys = iter(rng.permutation(KEYS).tolist())
     queries = max(2, int(task.queries * length))
-    for n in range(queries + int(task.distractors * length)):
+    for n in range(min(KEYS, queries + int(task.distractors * length))):
         for _ in range(TRIES):
             distance = 1  # the value of a distractor
             if n < queries:
-                distance = int(math.exp(rng.uniform(math.log(2), math.log(length - 1))))
+                distance = int(math.exp(rng.uniform(math.log(2.01), math.log(length - 1))))
                 distance = distance if at is None else at[n % len(at)]
             place = int(rng.integers(length - distance))
             if all(ids[place + i] == NOISE for i in (0, 1, distance)):
@@ -144,9 +144,10 @@ def recall(models: Sequence[LongModel], task: RecallTask, device: torch.device, 
 
 def _trained(model: LongModel, task: RecallTask, data: Sequence[Batch], test: Rows, device: torch.device) -> RecallRow:
     size = task.size if model.name != "hybrid" else replace(task.size, depth=2)
-    built = build(model.spec(size, task.length, joined=True), seed=1).to(device)
-    row = RecallRow(model.name, model.title, parameters(built), {})
+    row = RecallRow(model.name, model.title, 0, {})
     try:
+        built = build(model.spec(size, task.length, joined=True), seed=1).to(device)
+        row = replace(row, parameters=parameters(built))
         _train(built, task, data)
         return replace(row, accuracy=_accuracy(built, test, task.distances, device))
     except (RegardError, RuntimeError) as error:  # the other models are trained nevertheless

@@ -123,10 +123,10 @@ def bench(
     """
     if task not in TASKS:
         raise SpecError("TASK", f"unknown task {task!r}; {nearest(task, TASKS)}")
-    unused, other = (races, "train and decode") if task == "length" else (lengths, "length")
+    unused, other = (races, "tasks train and decode") if task == "length" else (lengths, "task length")
     for name in given(unused):
         option = "max" if name == "longest" else name
-        raise SpecError(f"--{option}", f"applies only to the task {other}; leave it out")
+        raise SpecError(f"--{option}", f"applies only to the {other}; leave it out")
     report = (lambda _: None) if quiet else progress
     if task == "length":
         _length(lengths, rounds, device, threads, as_json, report)
