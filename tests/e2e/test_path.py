@@ -217,6 +217,9 @@ def test_language_models_by_stream_and_by_line(tmp_path: Path, learned: Learned)
     report = json.loads(regard("evaluate", str(stream), "--text", text, "--json").stdout)
     learned("nats per character", report["nats_per_character"], below=1.0, broken=2.5)  # all characters as probable
     assert report["loss"] == pytest.approx(report["nats_per_character"], rel=1e-2)
+    windows_ = regard("evaluate", str(stream), "--text", text, "--windows", "2,8")
+    assert windows_.returncode == 0, windows_.stderr
+    assert [line.split()[0] for line in windows_.stdout.splitlines()[-3:]] == ["window", "2", "8"]
     lines_ = ("--set", "data.objective.unit=lines", "--set", "data.held_out=0", "--set", "train.steps=4")
     result = regard("train", "--text", text, "--out", str(by_line), *common, *lines_)
     assert result.returncode == 0, result.stderr

@@ -179,3 +179,41 @@ def test_invalid_calls_are_refused_in_one_sentence(folders: dict[str, Path], run
     unknown: Any = {"beams": 2}
     with pytest.raises(TypeError, match="beams"):
         runs["translator"].translate("abcd", **unknown)
+
+
+@pytest.mark.parametrize("name", ["stream", "lines"])
+def test_language_model_is_evaluated_with_attention_windows(name: str, runs: dict[str, Any], tmp_path: Path) -> None:
+    text = tmp_path / "text"
+    text.write_text("abcd efgh ijkl abcd\n" * 20)
+    run = runs[name]
+    report = run.evaluate(text=str(text), windows=(6, 2))
+    whole = run.evaluate(text=str(text))
+    rows = report.pop("windows")
+    assert report == whole
+    assert [row["window"] for row in rows] == [2, 6]
+    assert all(row.keys() == {"window", "loss", "perplexity", "bits_per_byte", "nats_per_character"} for row in rows)
+    assert len({whole["loss"], *(row["loss"] for row in rows)}) == 3
+    assert run.evaluate(text=str(text), windows="2,6", metrics="loss")["windows"] == [
+        {"window": row["window"], "loss": row["loss"]} for row in rows
+    ]
+    plain = regard.load(run.path, "cpu", plain=True).evaluate(text=str(text), windows="2,6")["windows"]
+    assert [row["loss"] for row in plain] == pytest.approx([row["loss"] for row in rows], rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("name", "windows", "message"),
+    [
+        ("stream", "2,1000000", "--windows: 1000000 tokens limit nothing, because the model reads at most"),
+        ("lines", (50,), "--windows: 50 tokens limit nothing"),
+        ("stream", "two", "--windows: 'two' is not a list of whole numbers"),
+        ("stream", (0,), "--windows: a window must hold at least one token, not 0"),
+        ("translator", "2", "--windows: would be ignored"),
+        ("classifier", "2", "--windows: would be ignored"),
+    ],
+)
+def test_windows_without_effect_are_refused(
+    name: str, windows: Any, message: str, runs: dict[str, Any], tmp_path: Path
+) -> None:
+    (tmp_path / "text").write_text("abcd efgh ijkl abcd\n" * 20)
+    with pytest.raises(SpecError, match=message):
+        runs[name].evaluate(text=str(tmp_path / "text"), windows=windows)
