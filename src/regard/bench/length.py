@@ -89,7 +89,7 @@ class Runner:
 
 WORKS = {
     "cpu": LengthWork(torch.device("cpu"), Size(4, 32, 2, 64, 64, 32), 8192, 2048, 2048, 4.0, 3),
-    "cuda": LengthWork(torch.device("cuda"), Size(4, 512, 8, 512, 64, 256), 65_536, 8192, 65_536, 10.0, 5),
+    "cuda": LengthWork(torch.device("cuda"), Size(4, 512, 8, 512, 64, 256), 65_536, 8192, 32_768, 10.0, 5),
 }
 
 

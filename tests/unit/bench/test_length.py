@@ -66,10 +66,10 @@ def test_exponents_leave_out_short_lengths_and_missing_numbers() -> None:
 def test_batches_fill_the_device_at_the_shortest_length_of_the_fit() -> None:
     gpu = WORKS["cuda"]
     assert gpu.lengths == [256, 512, 1024, 2048, 4096, 8192, 16_384, 32_768, 65_536]
-    assert (gpu.fitted_from, gpu.rows) == (8192, 8)
+    assert (gpu.fitted_from, gpu.rows) == (8192, 4)
     small = replace(gpu, longest=3000)
     assert small.lengths == [256, 512, 1024, 2048, 3000]
-    assert (small.fitted_from, small.rows) == (1024, 64)
+    assert (small.fitted_from, small.rows) == (1024, 32)
     assert work_on(CPU, None, None, 7).rounds == 7
     assert work_on(CPU, 256, 0.5, None).lengths == [256]
 
