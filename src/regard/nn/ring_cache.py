@@ -62,7 +62,9 @@ class RingCache(Rewritten):
 
     def view(self, view: View, positions: Int[Tensor, "B S"]) -> View:
         """Return `view` for keys at these positions. Every position after the queries is hidden by the causal mask."""
-        queries, prefix = view.mask.positions(view.T, view.S, view.device)[0], view.mask.prefix
+        queries, prefix = view.mask.q_pos, view.mask.prefix
+        if queries is None:
+            queries = view.mask.positions(view.T, view.S, view.device)[0]
         if prefix is not None:
             last = prefix.shape[1] - 1
             prefix = prefix.gather(1, positions.clamp(0, last)) & (positions <= last)
