@@ -206,7 +206,7 @@ def _with_pattern(model: ModelSpec, part: AttentionPattern) -> ModelSpec:
     changed: dict[str, Any] = {
         side: replace(getattr(model, side), attention_pattern=part) for side in _sides(model, part)
     }
-    return replace(model, **changed)
+    return replace(model, **changed)  # type: ignore[reportArgumentType]
 
 
 def _sides(model: ModelSpec, part: AttentionPattern) -> list[str]:

@@ -238,7 +238,9 @@ class TestChoice:
         with pytest.raises(KernelError, match="unknown kernel 'sdpaa'; did you mean 'sdpa'"), kernels.use("sdpaa"):
             pass
         with (
-            pytest.raises(KernelError, match="known names: 'chunked', 'flex', 'reference', 'sdpa', 'segments', 'varlen'"),
+            pytest.raises(
+                KernelError, match="known names: 'chunked', 'flex', 'reference', 'sdpa', 'segments', 'varlen'"
+            ),
             kernels.use("nonsense"),
         ):
             pass
