@@ -33,7 +33,11 @@ class RandomBlocksOfTheTable(AttentionPattern):
 def theirs(x: Tensor) -> tuple[BigBirdBlockSparseAttention, Tensor]:
     """Return their module and its output. `TABLE` gets their random blocks, which are the same for all heads here."""
     config = BigBirdConfig(
-        hidden_size=16, num_attention_heads=HEADS, block_size=SIZE, num_random_blocks=RANDOM, max_position_embeddings=256
+        hidden_size=16,
+        num_attention_heads=HEADS,
+        block_size=SIZE,
+        num_random_blocks=RANDOM,
+        max_position_embeddings=256,
     )
     module = BigBirdBlockSparseAttention(config, seed=0).to(x.dtype).train()  # in evaluation they use block 0 alone
     draw = module._bigbird_block_rand_mask_with_head
