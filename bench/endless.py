@@ -55,9 +55,8 @@ def measure(name: str, spec: ModelSpec, tokens: int) -> Iterator[dict[str, float
     model = build(spec).eval()
     fast.install(model)  # without `fixed`: the bytes of prepacked weights cannot be counted
     prompt, ends = Batch(torch.tensor([[3, 4, 5]])), SpecialTokens(0, 1, 2)
-    begin, number = time.perf_counter(), 0
-    for _ in stream([model], prompt, Sample(), ends, Limits(max_len=tokens, min_len=tokens)):  # type: ignore[reportArgumentType]
-        number += 1
+    begin, limits = time.perf_counter(), Limits(max_len=tokens, min_len=tokens)
+    for number, _ in enumerate(stream([model], prompt, Sample(), ends, limits), 1):  # type: ignore[reportArgumentType]
         if number in {10**power for power in range(2, 10)} or number == tokens:
             gc.collect()
             tensors = [x for x in gc.get_objects() if issubclass(type(x), torch.Tensor)]
@@ -72,6 +71,7 @@ def measure(name: str, spec: ModelSpec, tokens: int) -> Iterator[dict[str, float
 
 
 def main() -> None:
+    """Print one line of JSON for each measurement."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tokens", type=int, default=100_000, help="Number of tokens to generate with each model.")
     parser.add_argument("--window", type=int, default=64, help="Size of the attention window.")

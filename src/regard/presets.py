@@ -304,7 +304,7 @@ def transformer_dmca() -> DecoderOnlyTranslator:
 
 
 def transformer_dmca_moe() -> DecoderOnlyTranslator:
-    """`transformer_dmca` with 256 experts (Shazeer et al. 2017) as the feed-forward of the middle layer, 2 per token."""
+    """`transformer_dmca` with 256 experts (Shazeer et al. 2017) as the middle layer's feed-forward, 2 per token."""
     return _dmca(NoisyTopKExperts(256, 2, 2048))
 
 
