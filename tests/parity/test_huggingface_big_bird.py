@@ -49,7 +49,7 @@ def theirs(x: Tensor) -> tuple[BigBirdBlockSparseAttention, Tensor]:
         TABLE["blocks"] = own
         return blocks
 
-    module._bigbird_block_rand_mask_with_head = drawn
+    setattr(module, "_bigbird_block_rand_mask_with_head", drawn)  # noqa: B010
     blocked, band, rows, columns = BigBirdModel.create_masks_for_block_sparse_attn(x.new_ones(x.shape[:2]), SIZE)
     return module, module(x, band, rows, columns, blocked, blocked)[0]
 
