@@ -296,15 +296,15 @@ def transformer_dmca() -> DecoderOnlyTranslator:
     """Liu et al. 2018, Transformer-DMCA, for sources of up to 11,000 tokens: width 1024, 8 heads.
 
     Of the five layers, the first, third and last have attention within blocks of 256 tokens; the second and fourth have
-    memory-compressed attention. Sizes and norms are those of Tensor2Tensor's `transformer_moe_prepend_8k`, which
-    differs in its feed-forward layers (two separable convolutions), in its local attention (also to the block before),
-    and in its compression (one convolution before the projections).
+    memory-compressed attention. Sizes and norms are those of Tensor2Tensor's `transformer_moe_prepend_8k`. That model
+    differs in three ways: its feed-forward layers are two separable convolutions, its local attention also covers the
+    preceding block, and its compression is one convolution before the projections.
     """
     return _dmca(FeedForward(2048))
 
 
 def transformer_dmca_moe() -> DecoderOnlyTranslator:
-    """`transformer_dmca` with 256 experts (Shazeer et al. 2017) as the middle layer's feed-forward, 2 per token."""
+    """`transformer_dmca` with a mixture of 256 experts (Shazeer et al. 2017) in the middle layer, 2 per token."""
     return _dmca(NoisyTopKExperts(256, 2, 2048))
 
 

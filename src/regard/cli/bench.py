@@ -41,10 +41,10 @@ def bench(
     """Compare the speed of regard with that of other libraries.
 
     In each of many short rounds, every library runs the same model on the same
-    sentences. Speed is measured in tokens (without padding) per second: of CPU
-    time on a CPU, of elapsed time on a GPU. For each model, the command
-    prints the ratio of its speed to that of the fastest other library: the
-    median over the rounds, with a 95 % interval.
+    sentences. Speed is measured in tokens per second, not counting padding. On
+    a CPU, the seconds are CPU time; on a GPU, they are elapsed time. For each
+    model, the command prints the ratio of its speed to that of the fastest
+    other library: the median over the rounds, with a 95 % interval.
     """
     if task not in TASKS:
         raise SpecError("TASK", f"unknown task {task!r}; {nearest(task, TASKS)}")
