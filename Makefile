@@ -13,7 +13,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check -qq
 PYTEST := $(BIN)/python -m pytest -q --no-header --tb=short --maxfail=20
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check bench bench-data bench-train bench-decode bench-text bench-defaults bench-defaults-gpu needs-data speed length docs test-kills test-margins coverage test-oracles test-gpu table ladder record clean
+.PHONY: help setup demo test check bench bench-data bench-train bench-decode bench-endless bench-text bench-defaults bench-defaults-gpu needs-data speed length docs test-kills test-margins coverage test-oracles test-gpu table ladder record clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "%-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -65,6 +65,9 @@ speed: $(STAMP) ## every race on this device, for docs/results/speed.md (a CPU: 
 # Not from .venv, which holds the CPU build of torch. Without matplotlib the picture is left out: run it again with --merge.
 length: ## time, memory and recall by sequence length, for docs/results/length.md, with GPU_PYTHON (under 10 minutes)
 	PYTHONPATH=src $(GPU_PYTHON) docs/results/length.py $(LENGTH_ARGS)
+
+bench-endless: $(STAMP) ## generate a million tokens with a bounded memory (a CPU: about half an hour)
+	$(BIN)/python bench/endless.py --tokens 1000000
 
 bench-text: ## regard train on real text (Europarl of REGARD_DATA) against Hugging Face, with GPU_PYTHON
 	PYTHONPATH=src $(GPU_PYTHON) bench/text.py $(REGARD_DATA)/europarl-de-en/train.en.xz \

@@ -83,7 +83,7 @@ class CountedWarnings:
 
 
 def join(prefix: str, path: str) -> str:
-    """Return two paths joined by a dot (but not before an index): `join("decoder", "depth") == "decoder.depth"`."""
+    """Join two paths: `join("decoder", "depth") == "decoder.depth"`, and `join("pattern", "[0]") == "pattern[0]"`."""
     if not prefix or not path:
         return prefix or path
     return prefix + path if path.startswith("[") else f"{prefix}.{path}"

@@ -19,9 +19,9 @@ from regard.nn.block import Block
 from regard.nn.branches.base import BranchSpec
 from regard.nn.branches.compressed_attention import CompressedAttention
 from regard.nn.branches.cross_attention import CrossAttention
-from regard.nn.branches.experts import MixtureOfExperts
 from regard.nn.branches.feedforward import FeedForward
 from regard.nn.branches.gated_delta import GatedDelta
+from regard.nn.branches.noisy_experts import NoisyTopKExperts
 from regard.nn.branches.recurrent import Recurrence
 from regard.nn.branches.self_attention import SelfAttention
 from regard.nn.embedding import Tokens
@@ -285,26 +285,27 @@ def transformer_ed() -> EncoderDecoder:
 def transformer_d() -> DecoderOnlyTranslator:
     """Liu et al. 2018, Transformer-D: the decoder of `transformer_ed` reads source and target as one sequence.
 
-    The paper uses it for sources of up to 4,000 tokens.
+    The paper uses it for sources of up to 4,000 tokens, and trains it to predict the tokens of the source as well.
     """
     block = Block((SelfAttention(), FeedForward()), PostNorm())
-    return DecoderOnlyTranslator(vocab=32768, decoder=Plain((block,), 6), head=Softmax(label_smoothing=0.1))
+    head = Softmax(label_smoothing=0.1)
+    return DecoderOnlyTranslator(vocab=32768, decoder=Plain((block,), 6), head=head, loss_on="all")
 
 
 def transformer_dmca() -> DecoderOnlyTranslator:
     """Liu et al. 2018, Transformer-DMCA, for sources of up to 11,000 tokens: width 1024, 8 heads.
 
     Of the five layers, the first, third and last have attention within blocks of 256 tokens; the second and fourth have
-    memory-compressed attention. Sizes and norms are those of Tensor2Tensor's `transformer_moe_prepend_8k`, which
-    differs in its feed-forward layers (two separable convolutions), in its local attention (also to the block before),
-    and in its compression (one convolution before the projections).
+    memory-compressed attention. Sizes and norms are those of Tensor2Tensor's `transformer_moe_prepend_8k`. That model
+    differs in three ways: its feed-forward layers are two separable convolutions, its local attention also covers the
+    preceding block, and its compression is one convolution before the projections.
     """
     return _dmca(FeedForward(2048))
 
 
 def transformer_dmca_moe() -> DecoderOnlyTranslator:
-    """`transformer_dmca` with 256 experts of hidden width 2048 as the feed-forward of the middle layer."""
-    return _dmca(MixtureOfExperts(256, 2048))
+    """`transformer_dmca` with a mixture of 256 experts (Shazeer et al. 2017) in the middle layer, 2 per token."""
+    return _dmca(NoisyTopKExperts(256, 2, 2048))
 
 
 def _dmca(middle: BranchSpec) -> DecoderOnlyTranslator:
@@ -315,7 +316,7 @@ def _dmca(middle: BranchSpec) -> DecoderOnlyTranslator:
     )
     branches = ((local, feedforward), (compressed, feedforward), (local, middle), (compressed, feedforward))
     pattern = tuple(Block(pair, PreNorm()) for pair in (*branches, branches[0]))
-    return DecoderOnlyTranslator(vocab=32768, d_model=1024, heads=8, decoder=Plain(pattern, 5))
+    return DecoderOnlyTranslator(vocab=32768, d_model=1024, heads=8, decoder=Plain(pattern, 5), loss_on="all")
 
 
 def convs2s() -> ConvS2S:

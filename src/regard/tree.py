@@ -183,7 +183,11 @@ def replace_at(tree: S, path: str, value: Any, parts: Parts | None = None) -> S:
 
 
 def edit(tree: S, changes: Mapping[str, Any], parts: Parts | None = None, trust: bool = False) -> S:
-    """Return a copy of `tree` with `changes` (path -> value), checked together so that dependent sizes can change."""
+    """Return a copy of `tree` with `changes` (path -> value) applied.
+
+    A spec is checked only after all of its changes are applied. Sizes that depend on each other can therefore be
+    changed together.
+    """
     steps = [(_steps(path), value) for path, value in changes.items()]
     return _edited(tree, Any, steps, "", lambda value, annotation, path: fit(value, annotation, path, parts, trust))
 

@@ -16,6 +16,7 @@ from regard.nn.branches.cross_attention import CrossAttention
 from regard.nn.branches.self_attention import SelfAttention
 from regard.nn.embedding import Sinusoidal, Tokens
 from regard.nn.norm import LayerNorm
+from regard.nn.pattern import Window
 from regard.nn.position.additive import Learned
 from regard.nn.position.bias import ALiBi, T5Bias
 from regard.nn.position.rotary import Rotary
@@ -184,6 +185,9 @@ def test_refusals_name_the_place(tmp_path: Path) -> None:
         ),
         "input.position: CTranslate2 cannot express 'sinusoidal' beside 'rotary'": swap(
             tiny.encoder_decoder(), Plain, lambda stack: replace(stack, position=Rotary())
+        ),
+        "encoder.pattern[0].branches[0].attention_pattern: CTranslate2 cannot express 'window'": of(
+            SelfAttention(attention_pattern=Window(4))
         ),
         "encoder.pattern[0].branches[0].tied: CTranslate2 cannot express 'key_value': a tied": of(
             SelfAttention(tied="key_value")

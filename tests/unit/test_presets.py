@@ -54,7 +54,7 @@ def test_parameter_counts_of_the_decoders_for_long_sources() -> None:
     compression = 2 * (3 * d * d + d)
     dmca = vocab * d + 5 * layer(d, hidden) + 2 * compression + 2 * d
     assert count(preset("transformer_dmca")) == dmca
-    experts = 256 * (d + 2 * d * hidden)  # router and experts, without biases
+    experts = 256 * (2 * d + 2 * d * hidden)  # gate, noise and experts, without biases
     assert count(preset("transformer_dmca_moe")) == dmca - (2 * d * hidden + hidden + d) + experts
 
 

@@ -247,7 +247,7 @@ class Experiment:
         self.watch({"event": "message", "text": sentence})
 
     def _steps(self, runner: Runner, row: Row, seconds: float) -> int:
-        """Return the number of training steps that take `seconds`: measured now, or read from `steps.json`."""
+        """Return how many training steps fit into `seconds`. The number is measured, or read from `steps.json`."""
         train = plan.training(self.recipe.train, LONG)
         probe = plan.job(row, 1, replace(self.recipe, train=train), self.text)
         key, path = f"{probe.hash} {seconds:g}", self.folder / "steps.json"

@@ -175,7 +175,7 @@ class Rule:
         return (1 + self.apart) / OWN
 
     def alone(self, steady: bool, left: int) -> bool:
-        """Return True if a model is tested with its own variance alone when `left` models remain to be tested."""
+        """Return True if, when `left` models remain to be tested, a model is tested using only its own variance."""
         return not steady or left <= self.confirms
 
     def p_value(self, row: Estimate, left: int) -> float:

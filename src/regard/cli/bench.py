@@ -112,9 +112,9 @@ def bench(
     """Compare the speed of regard with that of other libraries, or measure what long sequences cost.
 
     train, decode: in each of many short rounds, every library runs the same model on the same sentences. Speed is
-    measured in tokens (without padding) per second of CPU time, or on a GPU per second of elapsed time. For each model,
-    the command prints the ratio of its speed to that of the fastest other library: the median over the rounds, with a
-    95 % interval.
+    measured in tokens per second, not counting padding. On a CPU, these are seconds of CPU time; on a GPU, of elapsed
+    time. For each model, the command prints the ratio of its speed to that of the fastest other library: the median
+    over the rounds, with a 95 % interval.
 
     length: time, peak memory and FLOPs of a training step on sequences of 256, 512, ... tokens, for models that differ
     only in the layer that mixes tokens (recurrence, convolution, many kinds of attention, the delta rule), and the

@@ -213,8 +213,9 @@ def score(
     """Print the log-probability of each text.
 
     A translation is scored given its source. The log-probability includes that of the end-of-text token. Texts are
-    tokenized first, but with --outputs, the tokens that were generated are scored. A language model that was trained on
-    continuous text (a stream) scores each line as if it followed a line feed.
+    tokenized before they are scored. With --outputs, nothing is tokenized: the generated token ids in the file are
+    scored. A language model that was trained on continuous text (a stream) scores each line as if it followed a line
+    feed.
     """
     from regard.data.text import ParallelFiles
 

@@ -61,7 +61,8 @@ def train(
         typer.Option(
             metavar="NAME",
             rich_help_panel="Training data",
-            help="Task, such as summarization. Default: the usual task for such files (translation for pairs).",
+            help="Task, such as summarization. Default: translation for pairs, language_model for --text, "
+            "classification for --labelled.",
         ),
     ] = None,
     recipe: RecipeFile = None,

@@ -40,7 +40,7 @@ class Choice:
 def held_out(records: int) -> int:
     """Return the number of training examples to hold out for validation.
 
-    This is 2 % of `records`, but at least 500 (or a tenth of `records`, if that is less) and at most 1,000.
+    This is 2 % of `records`, at least 500 and at most 1,000. With fewer than 5,000 records, it is a tenth of them.
     """
     return max(1, min(1000, max(round(0.02 * records), min(500, records // 10))))
 

@@ -14,18 +14,19 @@ from regard.data.tokenizer import Tokenizer
 
 _UNSPACED = f"{HAN}{KANA}{OTHERS}"
 _WORD = re.compile(rf"[{_UNSPACED}]|[^\W{_UNSPACED}]+")  # in a script without spaces, every character is a word
-# The end of a sentence: a full stop and white space, or an ideographic full stop; closing brackets may be between.
+# The end of a sentence: ., ! or ?, optional closing quotes or brackets, and white space. After an ideographic full
+# stop, exclamation mark or question mark, white space is optional.
 _END = re.compile(r"[.!?]+[\"')\]\u2019\u201d]*\s+|[\u3002\uff01\uff1f]+[\u300d\u300f\u201d\uff09]*\s*")
 
 
 def sentences(text: str) -> list[str]:
-    """Split a text after every sentence end that is followed by white space. The list is empty for white space."""
+    """Split a text into sentences. If the text is empty or only white space, the list is empty."""
     ends = [0, *(match.end() for match in _END.finditer(text)), len(text)]
     return [part.strip() for part in (text[first:last] for first, last in pairwise(ends)) if part.strip()]
 
 
 def paragraphs(document: str) -> list[str]:
-    """Return the lines of a document, or its sentences if it is a single line. Lines without text are left out."""
+    """Return the lines of a document, or its sentences if the document is a single line. Blank lines are left out."""
     lines = [line.strip() for line in document.split("\n") if line.strip()]
     return lines if len(lines) > 1 else sentences(document)
 
@@ -36,7 +37,7 @@ def scores(title: str, documents: Sequence[str]) -> list[float]:
         score(p) = sum over the words w of the title of N_w(p) log(N / N_w)
 
     N_w(p) is the number of times that w occurs in p, N is the number of documents, and N_w is the number of documents
-    with w. Here, a word that occurs more than once in the title counts once.
+    that contain w. A word that occurs more than once in the title counts only once.
     """
     counts = [Counter(_WORD.findall(document.lower())) for document in documents]
     words = dict.fromkeys(_WORD.findall(title.lower()))  # in order, so that the sums are always rounded equally
@@ -46,9 +47,9 @@ def scores(title: str, documents: Sequence[str]) -> list[float]:
 
 
 def best_first(document: str) -> str:
-    """Return the title of a document, then its other paragraphs in the order of their tf-idf scores for the title.
+    """Return a document with its paragraphs sorted by their tf-idf scores for the title, highest score first.
 
-    The title is the first paragraph. Paragraphs of equal score keep their order.
+    The title is the first paragraph, and stays first. Paragraphs with equal scores keep their order.
     """
     title, *others = paragraphs(document) or [""]
     scored = scores(title, others)
@@ -65,8 +66,9 @@ def shortened(
 ) -> Limited:
     """Return training examples as a token table in which no text has more than `max_len` tokens.
 
-    For pairs, `long` is what happens to an example with a longer source: "drop" leaves the example out, "cut" truncates
-    the source, and "extract" truncates it after `best_first` has reordered it.
+    For pairs, `long` sets how an example with a longer source is treated. With "drop", the example is left out. With
+    "cut", the source is truncated. With "extract", the paragraphs of the source are first sorted by `best_first`, and
+    then the source is truncated.
     """
     table = objective.table(records, tokenizers)
     if long == "extract":

@@ -194,9 +194,10 @@ class Tokenizer:
     pieces = tokens  # alias for compatibility
 
     def vocabulary(self, size: int | None = None) -> list[str]:
-        """Return the token for every id below `size`, as spelled in the file, or `<none-ID>` if an id has no token.
+        """Return all tokens of the vocabulary as spelled in the file, ordered by id.
 
-        If `size` is None or smaller than the vocabulary, all tokens are returned.
+        An id without a token gives `<none-ID>`. If `size` is larger than the vocabulary, the list is extended to
+        `size` entries.
         """
         tokens = (self._control.get(i) or self._library.id_to_token(i) for i in range(self.size))
         known = [token or f"<none-{i}>" for i, token in enumerate(tokens)]

@@ -1,7 +1,7 @@
 """Autoregressive decoding loop for greedy search, sampling and streaming: each step adds one token to every output."""
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import chain
 from typing import NamedTuple
 
@@ -25,10 +25,15 @@ class Path:
     row: int  # index in the batch
     number: int  # index of the row in the whole input, for the random numbers of sampling
     sample: int  # index among the outputs of the row
-    ids: tuple[int, ...] = ()
-    log_probs: tuple[float, ...] = ()
+    tokens: list[int] = field(default_factory=list)  # a list, because tuples would be copied at every step
+    log_probs: list[float] = field(default_factory=list)
     total: float = 0.0
     over: bool = False
+
+    @property
+    def ids(self) -> tuple[int, ...]:
+        """The tokens generated so far, as a tuple."""
+        return tuple(self.tokens)
 
 
 class PathStep(NamedTuple):
@@ -65,12 +70,13 @@ class AutoregressiveLoop:
     def step(self, run: BatchDecoding, paths: Sequence[Path]) -> list[PathStep] | None:
         """Generate one token for every output in `paths` and return the results, or None if no positions are left."""
         slots = [paths[i : i + self.paths] for i in range(0, len(paths), self.paths)]
-        log_probs = run.read([[path.ids for path in slot] for slot in slots])
+        constrained = any(run.bans.follows)  # otherwise the outputs so far are not read
+        log_probs = run.read([[path.ids if constrained else () for path in slot] for slot in slots])
         if log_probs is None:
             return None
         picked = self.pick(log_probs, paths, run.step)
         steps = [self.take(path, pick, run) for path, pick in zip(paths, picked, strict=True) if not path.over]
-        tokens = [[run.job.ends.pad if path.over else path.ids[-1] for path in slot] for slot in slots]
+        tokens = [[run.job.ends.pad if path.over else path.tokens[-1] for path in slot] for slot in slots]
         done = [all(path.over for path in slot) for slot in slots]
         run.follow(tokens, [range(self.paths)] * len(slots), done)
         return steps
@@ -78,21 +84,22 @@ class AutoregressiveLoop:
     def take(self, path: Path, pick: tuple[int, float] | None, run: BatchDecoding) -> PathStep:
         """Append a token to an output, or end the output. `pick` is (token, log p), or None if no token is allowed."""
         most = run.job.most[path.row]
-        if pick is None or (len(path.ids) == most and pick[0] != run.job.ends.eos):
+        if pick is None or (len(path.tokens) == most and pick[0] != run.job.ends.eos):
             return PathStep(path, None, self.finish(path, False))
         token, log_prob = pick
-        path.log_probs, path.total = (*path.log_probs, log_prob), path.total + log_prob
+        path.log_probs.append(log_prob)
+        path.total += log_prob
         if token == run.job.ends.eos:
             return PathStep(path, None, self.finish(path, True))
-        path.ids = (*path.ids, token)
-        full = len(path.ids) == most and not self.eos_at_limit
+        path.tokens.append(token)
+        full = len(path.tokens) == most and not self.eos_at_limit
         return PathStep(path, token, self.finish(path, False) if full else None)
 
     def finish(self, path: Path, ended: bool) -> Hypothesis:
         """Mark an output as finished and return the hypothesis. `ended` is true if the model generated eos."""
         path.over = True
         score = self.score(path.total, len(path.log_probs))
-        return Hypothesis(path.ids, score, path.total, path.log_probs, ended)
+        return Hypothesis(path.ids, score, path.total, tuple(path.log_probs), ended)
 
     def without_room(self, run: BatchDecoding, paths: Sequence[Sequence[Path]]) -> Iterator[list[PathStep]]:
         """Yield the remaining decoding steps after the longest prompts have run out of positions.

@@ -1,8 +1,8 @@
 """Rank the candidates for the next token in beam search on the GPU, without a transfer to the CPU.
 
 Candidates are ordered as in `regard.decoding.rank`, but by a single number, where higher is better. For k beams and a
-vocabulary of V tokens, the number is round(score / 1e-5) * (k V) - (token * k + beam). This integer is exact in float64
-for log-probabilities above -9e10 / (k V), such as -360,000 for 5 beams and 50,000 tokens.
+vocabulary of V tokens, the number is round(score / 1e-5) * (k V) - (token * k + beam). float64 represents this integer
+exactly if the log-probability is above -9e10 / (k V). For 5 beams and 50,000 tokens, this bound is -360,000.
 """
 
 from typing import NamedTuple

@@ -1,12 +1,12 @@
-"""A generated task of long documents, for which the best possible perplexity is known at every input length.
+"""Generate long documents with summaries, for which the best possible perplexity is known at every input length.
 
     source   e7 .  e3 a1 v8 .  e7 a0 v5 .  e9 a0 v2 .  e7 a1 v4 .
     target   e7 a0 v5 e7 a1 v4
 
-A document has a title, which is an entity, and paragraphs, each of which is a fact: entity, attribute, value. One fact
-about the title entity for each attribute is in a random paragraph. All other paragraphs are facts about other entities.
-The summary lists the facts about the title entity in the order of the attributes. A model that reads only the first L
-tokens cannot know the values in the paragraphs after them, and can do no better than guess.
+The title of a document is an entity. Every paragraph is a fact: entity, attribute, value. For each attribute, one
+random paragraph is a fact about the title entity. All other paragraphs are facts about other entities. The summary
+lists the facts about the title entity in the order of the attributes. A model that reads only the first L tokens of a
+document can only guess the values in later paragraphs.
 """
 
 import math
@@ -24,7 +24,7 @@ Fact = tuple[int, int, int]  # (entity, attribute, value)
 
 @dataclass(frozen=True, slots=True)
 class FactDocuments:
-    """The distribution of the documents: their length, and the number of entities, attributes and values."""
+    """The distribution of the documents: the number of paragraphs, attributes, entities and values."""
 
     paragraphs: int = 32
     attributes: int = 4  # number of paragraphs about the title entity, and of facts in a summary
@@ -40,7 +40,11 @@ class FactDocuments:
     def document(
         self, title: int, places: Sequence[int], values: Sequence[int], others: Sequence[Fact]
     ) -> tuple[str, str]:
-        """Return (document, summary). Fact n of the title is in paragraph `places[n]`; `others` are the rest."""
+        """Return (document, summary).
+
+        Fact n about the title entity has the value `values[n]` and is in paragraph `places[n]`. The other paragraphs
+        are the facts `others`, in this order.
+        """
         facts = {place: (title, n, value) for n, (place, value) in enumerate(zip(places, values, strict=True))}
         rest = iter(others)
         listed = [facts[i] if i in facts else next(rest) for i in range(self.paragraphs)]
@@ -48,7 +52,7 @@ class FactDocuments:
         return " ".join(source), " ".join(f"e{title} a{n} v{value}" for n, value in enumerate(values))
 
     def generate(self, count: int, seed: int | str = 1) -> Iterator[tuple[str, str]]:
-        """Yield `count` random pairs (document, summary). They depend only on the seed, on every machine."""
+        """Yield `count` random pairs (document, summary). The same seed gives the same pairs on every machine."""
         rng = random.Random(f"documents {seed}")
         for _ in range(count):
             title, places = rng.randrange(self.entities), rng.sample(range(self.paragraphs), self.attributes)
@@ -61,7 +65,7 @@ class FactDocuments:
         return entity + (entity >= title), rng.randrange(self.attributes), rng.randrange(self.values)
 
     def write(self, folder: str | Path, train: int = 50_000, valid: int = 500, test: int = 1000, seed: int = 1) -> None:
-        """Write train.tsv, valid.tsv and test.tsv with these numbers of pairs into a new folder."""
+        """Write `train`, `valid` and `test` random pairs to train.tsv, valid.tsv and test.tsv in a new folder."""
         if Path(folder).exists():
             raise DataError(f"{folder} exists; choose another folder")
         with new_folder(Path(folder)) as making:
@@ -73,12 +77,12 @@ class FactDocuments:
 
     @property
     def words(self) -> int:
-        """Number of words in a document. The tokenizer `words` makes each of them one token."""
+        """Number of words in a document. With the tokenizer `words`, each word is one token."""
         return TITLE + PARAGRAPH * self.paragraphs
 
     @property
     def labels(self) -> int:
-        """Number of labels of a summary: the words of its facts, and eos."""
+        """Number of labels of a summary: one for each word of its facts, and one for eos."""
         return 3 * self.attributes + 1
 
     def optimal_perplexity(self, max_len: int, extract: bool = False) -> float:
@@ -86,10 +90,11 @@ class FactDocuments:
 
             P = exp(K (1 - f) ln V / (3 K + 1))
 
-        K is the number of facts in a summary; its 3 K + 1 labels are the words of the facts and eos. V is the number of
-        values. f is the probability that a fact is among the n paragraphs whose values are read: n / N of all N
-        paragraphs, or min(n, K) / K if the paragraphs about the title entity come first (`extract`: the sources are
-        shortened with data.long=extract). A value that is not read is uniform, whatever else is read.
+        K is the number of facts in a summary, which has 3 K + 1 labels: the words of the facts, and eos. V is the
+        number of values. f is the probability that the value of a fact is read. If the model reads the values of n of
+        the N paragraphs, then f = n / N. With `extract`, the sources are shortened with data.long=extract. Then the
+        paragraphs about the title entity come first, and f = min(n, K) / K. Given everything that is read, a value
+        that is not read is uniformly distributed.
         """
         # The value is the third word of a paragraph.
         n = min(self.paragraphs, max(0, (max_len - TITLE + 1) // PARAGRAPH))

@@ -46,7 +46,7 @@ def stream_likelihood(
 
 
 def _overlapping(text: Column, objective: Objective, length: int, stride: int, rows: int) -> Iterator[Batch]:
-    """Yield batches of `rows` windows. Labels that an earlier window contains have weight 0."""
+    """Yield batches of `rows` windows. A label has weight 1 in the first window that contains it, and 0 in others."""
     labels = len(text.ids) - 1
     starts = np.arange(0, max(1, labels - length + stride), stride)
     for first in range(0, len(starts), rows):

@@ -110,12 +110,15 @@ class BeamAncestry:
         live.copy_(live.index_select(0, parent))
 
     def clear(self, rows: Int[Tensor, " n"]) -> None:
-        """Reset the rows (beams) listed in `rows`, which must contain all beams of their sources."""
+        """Reset the rows (beams) listed in `rows`. If one beam of a source is listed, all its beams must be listed."""
         self.at.index_fill_(0, rows, self.beams)
         self.column.index_fill_(0, rows // self.beams, 0)
 
     def keep(self, rows: Int[Tensor, " n"]) -> None:
-        """Keep only the rows (beams) listed in `rows`, in this order. They must contain all beams of their sources."""
+        """Keep only the rows (beams) listed in `rows`, in this order.
+
+        If one beam of a source is listed, all beams of the source must be listed.
+        """
         self.at, self.own = self.at.index_select(0, rows), self.own[: rows.shape[0]]
         self.column = self.column.index_select(0, rows[:: self.beams] // self.beams)
         if self.places is not None:

@@ -255,9 +255,9 @@ class BeamState:
         return self.finished[:, n - 1, 1:2] > NEVER
 
     def results(self, at: Sequence[int]) -> list[list[Hypothesis] | None]:
-        """Return the n best outputs of each slot in `at`, or None for a slot whose source the host must search again.
+        """Return the n best outputs of each slot in `at`. The searches in these slots must be done.
 
-        The searches in these slots must be done.
+        The result for a slot is None if it is `unsure`. Then the host must repeat the search.
         """
         assert self.candidates is not None
         assert self.value is not None

@@ -1,7 +1,7 @@
-"""Sparse attention by torch's own kernel: each tile of queries attends to the tiles of keys that are visible to it.
+"""Sparse attention with torch's `scaled_dot_product_attention`: each query tile attends to its visible key tiles.
 
-Time and memory grow with the number of visible tiles instead of T x S. Unlike FlexAttention, it has gradients on a CPU
-and attention dropout.
+Time and memory grow with the number of visible tiles instead of T x S. Unlike FlexAttention, this kernel supports
+attention dropout, and it supports gradients on a CPU.
 """
 
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ SIZE = 64  # tokens in a tile
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """A group of n query tiles with similar numbers of visible key tiles, which are at most m."""
+    """A group of n query tiles with similar numbers of visible key tiles. The largest of these numbers is m."""
 
     queries: Int[Tensor, " n"]
     keys: Int[Tensor, "n m"]
@@ -37,10 +37,10 @@ def chunked_attention(
     scale: float,
     dropout: float,
 ) -> Float[Tensor, "B H T V"]:
-    """Return attention over the visible tiles. Query tiles with similar numbers of key tiles are computed together."""
+    """Return the attention output. One call of torch's kernel computes each group of query tiles."""
     B, H, T, _ = q.shape
     groups = cached(view.shared, ("groups", B), lambda: groups_of(view, B))
-    rows = visible_tiles(view).some.shape[0]  # 1: the same tiles in all batch rows, which become heads
+    rows = visible_tiles(view).some.shape[0]  # 1 if all batch rows have the same tiles; then, rows become heads
     outer = B if rows == 1 else 1
     q_tiles, k_tiles, v_tiles = (_split(x, outer) for x in (q, k, v))
     outputs = []
@@ -99,7 +99,10 @@ def groups_of(view: View, rows: int) -> list[Group]:
 def _mask(
     view: View, queries: Int[Tensor, " n"], keys: Int[Tensor, "n m"], valid: Bool[Tensor, "n m"], each: bool
 ) -> Bool[Tensor, "n 1 c M"]:
-    """Return the mask of the tokens in each query tile and in its key tiles, without those beyond the end of a row."""
+    """Return the mask between the tokens of each query tile and those of its key tiles.
+
+    The last tile of a row may extend beyond the end of the row. The mask is False there.
+    """
     tiles_of_row = -(-view.T // SIZE)
     inside = torch.arange(SIZE, device=queries.device)
     i = (queries % tiles_of_row)[:, None, None] * SIZE + inside[:, None]
@@ -126,7 +129,10 @@ def _bias(view: View, group: Group, dtype: torch.dtype) -> Float[Tensor, "n H c 
 
 
 def _split(x: Float[Tensor, "B H T K"], outer: int) -> Float[Tensor, "n outer H c K"]:
-    """Split the tokens into tiles, along the first axis. With `outer` 1, this axis has the tiles of all batch rows."""
+    """Split the tokens into tiles, stacked along a new first axis of n tiles.
+
+    If `outer` is 1, the first axis has the tiles of all batch rows. Otherwise, `outer` is the batch size.
+    """
     x = F.pad(x, (0, 0, 0, -x.shape[2] % SIZE)).unflatten(2, (-1, SIZE))  # (B, H, n, c, K)
     if outer == 1:
         return x.transpose(1, 2).flatten(0, 1)[:, None]

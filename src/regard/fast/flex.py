@@ -1,4 +1,4 @@
-"""Block-sparse attention by torch's FlexAttention, with a block mask made from the tiles that are visible."""
+"""Block-sparse attention with torch's FlexAttention. The block mask is built from the visible tiles."""
 
 from collections.abc import Callable
 from functools import cache
@@ -22,7 +22,7 @@ SIZE = 128  # tokens in a tile: FlexAttention's default
 def flex_attention(
     q: Float[Tensor, "B H T K"], k: Float[Tensor, "B G S K"], v: Float[Tensor, "B G S V"], view: View, scale: float
 ) -> Float[Tensor, "B H T V"]:
-    """Return attention computed by FlexAttention, with the mask as a block mask and the bias as a score function."""
+    """Return the output of FlexAttention. The mask is passed as a block mask, and the position bias as `score_mod`."""
     block_mask = cached(view.shared, ("blocks", q.shape[0]), lambda: block_mask_of(view, q.shape[0]))
     kernel = _compiled_flex() if q.is_cuda and not torch.compiler.is_compiling() else flexible.flex_attention
     grouped = q.shape[1] != k.shape[1]
@@ -48,7 +48,7 @@ def block_mask_of(view: View, rows: int) -> flexible.BlockMask:
 
 
 def _ordered(pairs: Tensor) -> tuple[Int[Tensor, "B 1 Q"], Int[Tensor, "B 1 Q K"]]:
-    """Return the number of visible key tiles per query tile, and the indices of all key tiles, visible ones first."""
+    """Return the number of visible key tiles per query tile, and the key tile indices with visible tiles first."""
     index = pairs.to(torch.int8).argsort(dim=-1, descending=True, stable=True)
     return pairs.sum(-1, dtype=torch.int32), index.to(torch.int32).contiguous()
 
@@ -60,7 +60,7 @@ def score_mod(view: View, dtype: torch.dtype) -> Callable[..., Tensor] | None:
         return None
     if terms.bias is not None:
         return _add_bias(terms.bias.to(dtype).contiguous())
-    # One bias for each distance: no table of T x S biases.
+    # One bias is stored for each distance, instead of T x S biases.
     q_pos, k_pos = view.mask.positions(view.T, view.S, view.device)
     assert terms.by_distance is not None
     far = max(positions_of(view).bound, view.mask.start + view.T)

@@ -11,7 +11,7 @@ CHUNK = 64  # tokens
 
 
 class ChunkedGatedDelta(GatedDeltaModule):
-    """The gated delta rule in chunks of 64 tokens (Yang et al. 2024). A single token is computed by the formula."""
+    """The gated delta rule in chunks of 64 tokens (Yang et al. 2024). `gated_delta_rule` computes a single token."""
 
     @staticmethod
     def rule(
@@ -37,16 +37,17 @@ def chunked_gated_delta_rule(
 ) -> tuple[Float[Tensor, "B H T V"], Float[Tensor, "B H K V"]]:
     """Return what `gated_delta_rule` returns, computed in chunks of `chunk` tokens.
 
-    In a chunk that begins with the state S, let D_ij be the product of the decays after token j up to token i, and d_i
-    the product of all decays up to token i. Let u_i = b_i * (v_i - a_i * S_(i-1)' k_i) be the correction by token i.
-    The state after token i is S_i = d_i * S + sum_(j <= i) D_ij * k_j u_j', and y_i = S_i' q_i. The corrections
-    therefore solve a triangular system:
+    As there, a_i is the decay and b_i the strength of token i. Let S be the state at the beginning of a chunk. Let D_ij
+    be the product of the decays of the tokens after j, up to and including i. Let d_i be the product of the decays of
+    all tokens of the chunk up to i. Let u_i = b_i * (v_i - a_i * S_(i-1)' k_i) be the correction by token i. The state
+    after token i is S_i = d_i * S + sum_(j <= i) D_ij * k_j u_j', and y_i = S_i' q_i. The corrections therefore solve a
+    triangular system:
 
         u_i + b_i * sum_(j < i) D_ij * (k_i' k_j) * u_j = b_i * (v_i - d_i * S' k_i).
 
-    The system is solved for all chunks at once, before S is known: u is the solution for the right side b_i * v_i,
-    minus the solution for the right side b_i * d_i * k_i, multiplied by S. It is the WY representation of Bischof and
-    Van Loan 1987 (Yang et al. 2024).
+    The system is solved for all chunks at once, before S is known, as u = x - z S. Here x is the solution for the right
+    side b_i * v_i, and z is the solution for the right side b_i * d_i * k_i. This is the WY representation of Bischof
+    and Van Loan 1987 (Yang et al. 2024).
     """
     T = q.shape[2]
     chunk = min(chunk, T)
@@ -55,8 +56,9 @@ def chunked_gated_delta_rule(
     q, k, v = (F.pad(x, (0, 0, 0, padding)).unflatten(2, (-1, chunk)) for x in (q, k, v))
     log_decay, strength = (F.pad(x, (0, padding)).unflatten(2, (-1, chunk)) for x in (log_decay, strength))
 
-    # Products of decays are exponentials of differences of sums. A cleared state would make these inf - inf, so its
-    # decay counts as 1 in the sums, and products across it are set to 0.
+    # A product of decays is the exponential of a difference between two sums of `log_decay`. A token that clears the
+    # state has log_decay = -inf, and the difference could be inf - inf. So the sums skip the token, and the products
+    # across it are set to 0.
     clears = log_decay == -torch.inf
     total, cleared = log_decay.masked_fill(clears, 0.0).cumsum(-1), clears.cumsum(-1)
     place = torch.arange(chunk, device=q.device)

@@ -1,4 +1,4 @@
-"""The pairs of query and key tiles that a sparse attention kernel computes, found without a T x S mask."""
+"""The pairs of query and key tiles that a sparse attention kernel computes. No T x S mask is built to find them."""
 
 from dataclasses import dataclass
 from functools import lru_cache
@@ -14,9 +14,10 @@ from regard.nn.pattern import AttentionPattern, Span, text_lengths
 
 @dataclass(frozen=True, slots=True)
 class Tiles:
-    """Masks over pairs of tiles: `some` is True if a query may attend to a key, and `every` if all attend to all.
+    """Two masks over the pairs of a query tile and a key tile.
 
-    A batch of size 1 stands for all batch rows.
+    `some` is True if any query of the pair may attend to any of its keys. `every` is True if all queries attend to all
+    keys. If the batch axis has size 1, the masks hold for every batch row.
     """
 
     some: Bool[Tensor, "b Q K"]
@@ -25,9 +26,10 @@ class Tiles:
 
 
 def tiles(view: View, size: int) -> Tiles:
-    """Return the pairs of tiles that the mask of `view` makes visible, with tiles of `size` tokens.
+    """Return `Tiles`: which pairs of tiles of `size` tokens the mask of `view` makes visible.
 
-    For a pair without a visible key, `some` may be true. For a pair that is wholly visible, `every` may be false.
+    Both masks are conservative: `some` may be True although no key is visible, and `every` may be False although all
+    keys are visible.
     """
     mask = view.mask
     q_pos, k_pos = mask.positions(view.T, view.S, view.device)
@@ -69,7 +71,7 @@ def tiles(view: View, size: int) -> Tiles:
 def density(pattern: AttentionPattern, causal: bool, T: int, S: int) -> float:
     """Return the share of pairs of tiles that an attention pattern makes visible in one sequence without padding.
 
-    It is computed on the CPU, because reading a result from a GPU would make it wait.
+    The share is computed on the CPU, because reading a result from a GPU would mean waiting for the GPU.
     """
     mask = Mask(causal=causal, start=S - T, attention_pattern=pattern)
     return float(tiles(View(mask, T, S, torch.device("cpu")), 64).some.float().mean())
@@ -84,12 +86,12 @@ def _spans(positions: Int[Tensor, "b n"], size: int, regular: bool) -> tuple[Spa
 
 
 def _tiled(values: Bool[Tensor, "b n"], size: int, padding: bool) -> Bool[Tensor, "b N size"]:
-    """Split each row into tiles. `padding` fills the last one."""
+    """Split each row into tiles. The last tile of a row is filled with `padding`."""
     return torch.nn.functional.pad(values, (0, -values.shape[1] % size), value=padding).unflatten(1, (-1, size))
 
 
 def _segments(seg: Int[Tensor, "b n"], size: int) -> tuple[Int[Tensor, "b N"], Int[Tensor, "b N"]]:
-    """Return the smallest and the largest segment of each tile. A tile of padding alone has an empty range."""
+    """Return the smallest and the largest segment number in each tile. A tile with only padding has an empty range."""
     tiled = torch.nn.functional.pad(seg, (0, -seg.shape[1] % size)).unflatten(1, (-1, size)).long()
     least = torch.where(tiled == 0, torch.iinfo(torch.int64).max, tiled).amin(-1)
     return least, torch.where(tiled == 0, -1, tiled).amax(-1)

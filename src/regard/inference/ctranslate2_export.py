@@ -252,8 +252,10 @@ class _Writer:
         if branch.d_value is not None and branch.d_value != d_head:
             raise refusal(f"{path}.d_value", f"values of width {branch.d_value} beside keys of {d_head}")
         require(f"{path}.query_key_norm", branch.query_key_norm, NoNorm, LayerNorm, RMSNorm)
-        if isinstance(branch, SelfAttention) and branch.tied != "none":
-            raise refusal(f"{path}.tied", f"{branch.tied!r}: a tied projection")
+        if isinstance(branch, SelfAttention):
+            require(f"{path}.attention_pattern", branch.attention_pattern)
+            if branch.tied != "none":
+                raise refusal(f"{path}.tied", f"{branch.tied!r}: a tied projection")
         if isinstance(branch, CrossAttention):
             # The library's specs have a field for this norm, but the library ignores the field.
             if not isinstance(branch.query_key_norm, NoNorm):

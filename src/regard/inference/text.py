@@ -213,7 +213,7 @@ class Texts:
         return (replace(search, constraints=()) if own else search), rules  # type: ignore[call-arg]
 
     def _derived(self, limits: Limits) -> Limits:
-        """Return `limits` with the length limit fitted to the training text, unless `limits.derived` is set."""
+        """Return `limits`. If `limits.derived` is None, set it to the length limit fitted to the training text."""
         return limits if limits.derived is not None else replace(limits, derived=self.length_limit)
 
     def _warn_about_output(

@@ -103,7 +103,8 @@ class LanguageModel(Generator):
         self, side: Side, values: Int[Tensor, "B T"] | Float[Tensor, "B T C"], mask: Mask, S: int
     ) -> Float[Tensor, "B T D"]:
         """Embed the source or the target, as input of the first layer. `mask` defines the positions."""
-        positions = mask.positions(values.shape[1], 0, values.device)[0]
+        end = mask.start + values.shape[1]
+        positions = torch.arange(mask.start, end, device=values.device)[None] if mask.q_pos is None else mask.q_pos
         return self.inputs.embed(side, values, self.tables.get(side), positions, mask.bound(S))
 
     @abstractmethod

@@ -20,7 +20,7 @@ from regard.nn.embedding import Tokens
 from regard.nn.init import Init, Xavier
 from regard.nn.input import InputSpec
 from regard.nn.linear import Dense, Linear
-from regard.nn.mask import Context, View
+from regard.nn.mask import Context, Mask, View
 from regard.nn.memory import Memory
 from regard.nn.stacks.base import StackSpec
 from regard.nn.stacks.plain import Plain
@@ -100,7 +100,7 @@ class EncoderDecoderModel(TwoSided):
         sources, S, _ = memory.x[0].shape
         rows = self.new_rows(sources, beams, memory.x[0].device, max_len, static)
         cross = View(padding_mask(memory.seg, static), beams, S, memory.x[0].device)
-        ctx = Context(cross, cross, memory)  # `start` reads only the memory, so the first view may be any
+        ctx = Context(View(Mask(causal=True), 1, 1, cross.device), cross, memory)
         return Decoding(rows, self.decoder.start(rows, ctx), beams, memory, cross)
 
     def step(

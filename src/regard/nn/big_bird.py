@@ -14,10 +14,10 @@ from regard.nn.pattern import AttentionPattern, Span, blocks_of, distances
 class BigBird(AttentionPattern):
     """Attention to nearby, global and random blocks of `size` tokens (Zaheer et al. 2020), for bidirectional stacks.
 
-    A query of block a attends to block b if one of these conditions is true. Window: |a - b| <= (window - 1) / 2.
-    Global: a or b is the first or the last block. Random: b is one of the `random` blocks of a. Random block number r
-    of a is drawn from the blocks r * n / random ... (r + 1) * n / random - 1, where n is the number of blocks. It is
-    chosen by a hash of a, r and `seed`, so that no table is stored. The paper draws it from all blocks.
+    A query in block a attends to block b if one of these conditions is true. Window: |a - b| <= (window - 1) / 2.
+    Global: a or b is the first or the last block. Random: b is one of the `random` random blocks of a. Random block
+    number r of a is drawn from the blocks r * n / random ... (r + 1) * n / random - 1, where n is the number of blocks.
+    It is chosen by a hash of a, r and `seed`, so that no table is stored. The paper draws it from all blocks.
     """
 
     kind = "big_bird"
@@ -70,11 +70,12 @@ class BigBird(AttentionPattern):
 
 @dataclass(frozen=True, slots=True)
 class CausalBigBird(AttentionPattern):
-    """BigBird for causal stacks: attention to earlier, first and random blocks of `size` tokens.
+    """BigBird for causal stacks: attention to nearby blocks, the first block and random blocks, up to the query.
 
-    A query of block a attends to block b <= a if one of these conditions is true. Window: a - b < window. Global:
-    b = 0. Random: b is one of the `random` blocks of a, drawn as in `BigBird` from the blocks 0 ... a. The paper has no
-    causal form. This one does not depend on the length of the sequence, so that it can be decoded token by token.
+    A query in block a attends to block b <= a if one of these conditions is true. Window: a - b < window. Global:
+    b = 0. Random: b is one of the `random` random blocks of a, drawn as in `BigBird`, but from the blocks 0 ... a. A
+    block has `size` tokens. The paper has no causal pattern. This pattern does not depend on the length of the
+    sequence, so a text can be decoded token by token.
     """
 
     kind = "causal_big_bird"
@@ -133,9 +134,10 @@ def check_blocks(size: int, window: int, random: int) -> None:
 def random_block(
     a: Int[Tensor, "*#n"], r: int, count: int, blocks: Int[Tensor, "*#n"], seed: int
 ) -> Int[Tensor, "*#n"]:
-    """Return random block number r of `count` for queries of block a, one of 0 ... blocks - 1.
+    """Return random block number r (of `count`) for the queries in block a. It is one of the blocks 0 ... blocks - 1.
 
-    Each r has its own part of the blocks, so that random blocks differ if there are at least `count` blocks.
+    For each r, the block is drawn from a different part of the blocks. If there are at least `count` blocks, the random
+    blocks of a therefore differ.
     """
     first, end = r * blocks // count, (r + 1) * blocks // count
     # Multiply and shift, twice. The products fit into 64 bits, and no bit above the 31st is kept.
@@ -149,9 +151,10 @@ def random_block(
 def random_tiles(
     a: Span, b: Span, count: int, blocks: Int[Tensor, "*#n"] | None, seed: int
 ) -> tuple[Bool[Tensor, "*#n"], Bool[Tensor, "*#n"]]:
-    """Return `some` and `all` of `AttentionPattern.tiles` for random blocks. Tiles a and b are given in blocks.
+    """Return `some` and `all` of `AttentionPattern.tiles` for random blocks. Spans a and b count blocks, not tokens.
 
-    `blocks` is the number of blocks to draw from. If it is None, the query's block and all blocks before it are used.
+    `blocks` is the number of blocks to draw from. If it is None, random blocks are drawn from the query's block and all
+    blocks before it.
     """
     some = (a.first + b.first) < 0
     single = (a.first == a.last) & (b.first == b.last)

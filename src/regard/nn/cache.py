@@ -253,7 +253,7 @@ class ConvolutionCache(Rewritten):
     def _unfold_many(
         self, ring: Float[Tensor, "B R D"], x: Float[Tensor, "B T D"], counts: Int[Tensor, " B"] | None
     ) -> Float[Tensor, "B T W"]:
-        """Return the windows of T new inputs, and store the last real inputs of each batch row in the ring buffer."""
+        """Return the window of each new input. In `ring`, store the last inputs of each row that are not padding."""
         T = x.shape[1]
         row, place = torch.arange(x.shape[0], device=x.device)[:, None], torch.arange(self.size, device=x.device)
         first = self.rows.lengths[:, None]

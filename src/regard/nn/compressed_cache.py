@@ -15,10 +15,10 @@ class CompressedCache(Rewritten):
     """Cache of compressed keys and values. It grows by one entry per `stride` tokens.
 
     Group g of a batch row has the tokens at positions g * stride, ..., g * stride + stride - 1. `carry` stores the keys
-    and values of the tokens in the last, incomplete group. The token at position p has the index p mod `stride`. Batch
+    and values of the tokens in the last, incomplete group, with the token at position p at index p mod `stride`. Batch
     rows may have different lengths. Entries of incomplete groups are undefined, and are overwritten later.
 
-    With a sink, entry 0 is `null` or, if `null` is None, the first token of the row.
+    With a sink, entry 0 is `null` or, if `null` is None, the key and value of the first token.
     """
 
     def __init__(
@@ -64,8 +64,8 @@ class CompressedCache(Rewritten):
     ) -> None:
         """Process new tokens of batch rows with different lengths, without a device sync.
 
-        The number of groups is the same for all rows, so some of them are incomplete or contain padding. The causal
-        mask hides their entries until real tokens have completed them.
+        All rows have the same number of groups, so some groups are incomplete or contain padding. The causal mask hides
+        the entry of a group until the group is completed by tokens that are not padding.
         """
         (B, T, _), c, first = kv.shape, self.stride, self.rows.lengths[:, None]
         row, begun = torch.arange(B, device=kv.device)[:, None], first % c
@@ -74,7 +74,7 @@ class CompressedCache(Rewritten):
         stored = torch.cat((carry, kv), 1)
 
         def stream(index: Int[Tensor, "#B n"]) -> Float[Tensor, "B n W"]:
-            """Return the tokens with these indices, counted from the first token of the group that has begun."""
+            """Return the tokens with these indices, counted from the first token of the incomplete group."""
             at = torch.where(index < begun, index, index - begun + c - 1)
             return stored[row, at.clamp(max=c + T - 2)]
 

@@ -1,4 +1,4 @@
-"""Expert networks: many feed-forward networks with stacked weights, each of which processes some of the tokens."""
+"""Expert networks: feed-forward networks with stacked weights. Each network processes some of the tokens."""
 
 from typing import NamedTuple
 
@@ -12,7 +12,7 @@ from regard.nn.core import Branch, Role, Site
 
 
 class Slots(NamedTuple):
-    """The place of each (token, expert) pair in an array of `rows` x `width` tokens. One expert processes each row."""
+    """The index of each (token, expert) pair in an array of `rows` x `width` tokens. One expert processes each row."""
 
     at: Tensor  # (N, K): flat index in the array; rows * width for a dropped pair
     width: int
@@ -32,7 +32,7 @@ class ExpertNetworks(Branch):
         self.activate, self.dropout = ACTIVATIONS[activation], nn.Dropout(site.activation_dropout)
 
     def idle_flops(self, tokens: int) -> int:
-        """Return the FLOPs spent on unfilled places in the arrays of the experts when `tokens` tokens are evaluated."""
+        """Return the FLOPs spent on unused elements of the array that `run` computes for `tokens` tokens."""
         (E, hidden, D), K = self.up.shape, self.used
         width, rows = _laid_out(tokens * K, E)
         return (rows * width - tokens * K) * 4 * D * hidden
@@ -41,7 +41,7 @@ class ExpertNetworks(Branch):
         """Return the outputs of the K chosen experts for each of N tokens, with 0 for dropped (token, expert) pairs."""
         N, K = places.at.shape
         at = places.at.flatten()
-        # One more place, at the end, is for dropped pairs.
+        # An extra element at the end receives the dropped pairs.
         inputs = x.new_zeros(places.rows * places.width + 1, x.shape[1])
         inputs = inputs.index_put((at,), x[:, None].expand(N, K, -1).flatten(0, 1))[:-1]
         up, down = (self.up, self.down) if places.owner is None else (self.up[places.owner], self.down[places.owner])
@@ -56,7 +56,7 @@ def _stacked(experts: int, d_out: int, d_in: int, role: Role, site: Site) -> nn.
 
 
 def _laid_out(choices: int, experts: int) -> tuple[int, int]:
-    """Return (width, rows) of an array that holds `choices` tokens, however they are distributed over the experts.
+    """Return (width, rows) of an array with room for `choices` (token, expert) pairs, whatever the experts chosen.
 
     The width is the mean number of tokens per expert, so that at most 2 * `experts` rows are needed.
     """
@@ -65,9 +65,10 @@ def _laid_out(choices: int, experts: int) -> tuple[int, int]:
 
 
 def unlimited(expert: Int[Tensor, "N K"], sent: Bool[Tensor, "N K"], experts: int) -> Slots:
-    """Place all (token, expert) pairs in an array whose shape depends only on the number of pairs.
+    """Place the (token, expert) pairs in an array whose shape depends only on the numbers of pairs and experts.
 
-    Each expert processes as many rows as its tokens fill, and the weights of unused experts are not read.
+    Pairs for which `sent` is False are dropped. Each expert processes as many rows as its tokens fill. The weights of
+    unused experts are not read.
     """
     (N, K), E = expert.shape, experts
     width, rows = _laid_out(N * K, E)

@@ -92,8 +92,8 @@ class AttentionPattern(Spec):
 
 
 def visible_under(
-    mask: "Mask", pattern: AttentionPattern, q: Int[Tensor, "b T 1"], k: Int[Tensor, "b 1 S"], S: int
-) -> Bool[Tensor, "b T S"]:
+    mask: "Mask", pattern: AttentionPattern, q: Int[Tensor, "#b T 1"], k: Int[Tensor, "#b 1 S"], S: int
+) -> Bool[Tensor, "c T S"]:
     """Return which keys the pattern of a mask makes visible, given the positions of its queries and of its S keys."""
     length = text_lengths(mask, S, q.device)[..., None] if pattern.reads_length else None
     return pattern.visible_in(q, k, length, None if mask.prefix is None else mask.prefix[:, None, :])

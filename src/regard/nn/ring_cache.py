@@ -46,7 +46,7 @@ class RingCache(Rewritten):
     def _append_many(
         self, keys: Tensor, values: Tensor, k: Float[Tensor, "B G T K"], v: Float[Tensor, "B G T V"], view: View
     ) -> tuple[Tensor, Tensor, View]:
-        """Store several tokens per row, of which the first `rows.real` are real. Old keys come before new keys."""
+        """Store T tokens per row, of which the first `rows.real` are not padding. Return old keys before new keys."""
         T, slots, begin = k.shape[2], keys.shape[2], self.rows.lengths[:, None]
         all_keys, all_values = torch.cat((keys, k), 2), torch.cat((values, v), 2)
         last = begin + (T if self.rows.real is None else self.rows.real[:, None]) - 1
@@ -61,8 +61,10 @@ class RingCache(Rewritten):
         return all_keys, all_values, self.view(view, torch.cat((old, self.rows.positions(T)), 1))
 
     def view(self, view: View, positions: Int[Tensor, "B S"]) -> View:
-        """Return `view` for keys at these positions. Every position after the queries is hidden by the causal mask."""
-        queries, prefix = view.mask.positions(view.T, view.S, view.device)[0], view.mask.prefix
+        """Return `view` for keys at these positions. Empty slots have positions that the causal mask hides."""
+        queries, prefix = view.mask.q_pos, view.mask.prefix
+        if queries is None:
+            queries = view.mask.positions(view.T, view.S, view.device)[0]
         if prefix is not None:
             last = prefix.shape[1] - 1
             prefix = prefix.gather(1, positions.clamp(0, last)) & (positions <= last)
@@ -76,7 +78,7 @@ class RingCache(Rewritten):
         return torch.where(position < self.first, position, self.first + (position - self.first) % self.size)
 
     def positions(self, last: Int[Tensor, "B 1"], empty: Int[Tensor, "B 1"]) -> Int[Tensor, "B R"]:
-        """Return the position of the token in each slot, or `empty` for empty slots. The newest token is at `last`."""
+        """Return the position of the token in each slot, or `empty` for empty slots. `last` is the newest position."""
         slot = torch.arange(self.first + self.size, device=last.device)
         newest = last - (last - slot) % self.size  # the largest position up to `last` in this slot of the ring
         at = torch.where(slot < self.first, slot, newest)
@@ -100,8 +102,9 @@ Cache = KVCache | RingCache
 def kv_cache(rows: Rows, view: View) -> Cache:
     """Return an empty cache for the pattern and position terms of `view`.
 
-    The cache is a ring if the attention pattern needs fewer than `max_len` keys. Position terms that are computed for
-    given columns of keys, such as Shaw's, need a cache in the order of positions instead.
+    The cache is a `RingCache` if the attention pattern needs fewer than `max_len` keys. Otherwise it is a `KVCache`,
+    which stores keys in the order of positions. Position terms that depend on this order, such as Shaw's, always need a
+    `KVCache`.
     """
     pattern, terms = view.mask.attention_pattern, view.terms or Terms()
     by_column = terms.bias is not None or terms.content is not None or terms.context is not None

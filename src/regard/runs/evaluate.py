@@ -154,7 +154,7 @@ def evaluate_run(
 
 
 def holds_outputs(path: str) -> bool:
-    """Return whether `path` is a file or pipe, which contains outputs, rather than a run folder."""
+    """Return True if `path` is a file or a pipe (of outputs), and False if it is a run folder."""
     return Path(path).exists() and not Path(path).is_dir()
 
 

@@ -36,7 +36,7 @@ class RequestOptions(TypedDict, total=False):
     text: Paths  # text files for a language model
     labelled: Paths  # files of tab-separated label and text, for a classifier
     valid: str | Path | None  # validation file in the same format as tsv, jsonl, text or labelled
-    task: str | None  # the objective, such as "summarization"; default: the usual one for the training files
+    task: str | None  # the objective, such as "summarization"; default: chosen by the format of the training files
     recipe: str | Path | None  # a .toml or .json recipe, which the other options override
     preset: str | None  # name of a published model, such as "gpt2_small"
     variants: str | Sequence[str]  # names of model modifications, or module:function

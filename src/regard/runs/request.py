@@ -43,8 +43,9 @@ def request_from_options(  # noqa: PLR0913  # the options of the command line
     """Return the recipe request for the options of `regard train`.
 
     The training text is given as `source` and `target`, `tsv` or `jsonl` for translation, as `text` for a language
-    model, as `labelled` for a classifier, or in a recipe file (`recipe`). `task` is the objective if it is not the
-    usual one for such files, such as "summarization". All other options override the settings of the recipe file.
+    model, as `labelled` for a classifier, or in a recipe file (`recipe`). `task` is the objective, such as
+    "summarization". By default, the objective follows from the format of the training files: for example, pairs are for
+    translation. All other options override the settings of the recipe file.
     """
     record = read_file(Path(recipe)) if recipe is not None else {}
     changes, pair = several(changes), _parallel_files(source, target)

@@ -1,4 +1,6 @@
-"""Test the laws that every part of a Transformer must keep, such as causality, also on parts of your own.
+"""Test whether a part of a Transformer obeys the laws that every part must obey, such as causality.
+
+The part can be one of the package or one of your own.
 
 The tests are run by `check(MyNorm())` or by `regard check module:MyNorm`.
 """

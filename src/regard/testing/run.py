@@ -48,7 +48,7 @@ def subject_of(spec: ModelSpec) -> Subject:
 def examine(
     name: str, spec: ModelSpec | Subject, laws: Iterable[str] = tuple(LAWS), bends: Mapping[str, str] | None = None
 ) -> list[Verdict]:
-    """Test laws on one model and return the verdicts. `bends` maps each law that the model may break to the reason."""
+    """Test laws on one model and return the verdicts. `bends` are the laws it is allowed to break: law -> reason."""
     bends, laws = bends or {}, tuple(laws)
     for law in laws:
         if law not in LAWS:
@@ -80,8 +80,8 @@ def examine(
 def check(part: Spec | type[Spec], laws: Iterable[str] = tuple(LAWS), bends: Mapping[str, str] | None = None) -> Report:
     """Test laws on tiny models that contain `part`, and return a report.
 
-    `part` is a spec, or a spec class whose fields all have defaults. `bends` maps each law that the part may break to
-    the reason why.
+    `part` is a spec, or a spec class whose fields all have defaults. `bends` is a dict of the laws that the part is
+    allowed to break: law -> reason.
     """
     part, laws = _instance(part), tuple(laws)
     verdicts = [verdict for name, model in around(part).items() for verdict in examine(name, model, laws, bends)]

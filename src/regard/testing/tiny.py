@@ -206,7 +206,7 @@ def _with_pattern(model: ModelSpec, part: AttentionPattern) -> ModelSpec:
     changed: dict[str, Any] = {
         side: replace(getattr(model, side), attention_pattern=part) for side in _sides(model, part)
     }
-    return replace(model, **changed)
+    return replace(model, **changed)  # type: ignore[reportArgumentType]
 
 
 def _sides(model: ModelSpec, part: AttentionPattern) -> list[str]:
@@ -225,7 +225,7 @@ def _bare(model: ModelSpec) -> ModelSpec:
 
 
 def streams(spec: ModelSpec) -> dict[str, tuple[Spec, ...]]:
-    """Return the parts of the model that may depend on token order, as lists for the "source" and the "target"."""
+    """Return the parts of the model whose output can depend on token order, keyed by input: "source" or "target"."""
     if spec.ordered:
         return {"source": (spec,)} if spec.reads_source else {}
     sides: dict[str, tuple[Spec, ...]] = {}

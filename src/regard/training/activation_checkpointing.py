@@ -1,4 +1,4 @@
-"""Activation checkpointing: the backward pass computes the activations of a block again, so they need no memory."""
+"""Activation checkpointing: activations of a block are not stored, but computed again in the backward pass."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -20,7 +20,7 @@ from regard.nn.trace import Trace
 class CheckpointedBlock(BlockModule):
     """A block that stores only its input in training. The backward pass computes its activations again.
 
-    Chen et al. 2016. The random numbers of dropout are drawn again, too, so the gradients are the same to the last bit.
+    Chen et al. 2016. Dropout uses the same random numbers both times, so the gradients are the same to the last bit.
     """
 
     def forward(self, x: Float[Tensor, "B T D"], ctx: Context, state: Any = None) -> Float[Tensor, "B T D"]:
@@ -41,7 +41,7 @@ class CheckpointedBlock(BlockModule):
 
 
 def checkpoint_blocks(model: nn.Module) -> None:
-    """Make all blocks of a model `CheckpointedBlock`s, in place. Raise SpecError if the model has no blocks."""
+    """Turn all blocks of a model into `CheckpointedBlock`s, in place. Raise SpecError if the model has no blocks."""
     blocks = [module for module in model.modules() if isinstance(module, BlockModule)]
     if not blocks:
         raise SpecError(
@@ -61,7 +61,8 @@ def copied(value: Any, memo: dict[int, Any]) -> Any:
     """Return a copy of a context, view or dictionary, with copies of all views and dictionaries in it.
 
     Layers cache tensors, such as masks, in the dictionaries of a view. When a block is computed again, the cache must
-    be in the state in which it was before, because autograd expects the same operations. `memo` holds copies by id.
+    have the same content as before the first time, because autograd expects the same operations. `memo` maps the id of
+    an object to its copy.
     """
     if id(value) in memo:
         return memo[id(value)]
@@ -78,7 +79,7 @@ def copied(value: Any, memo: dict[int, Any]) -> Any:
 
 
 def unrecorded(ctx: Context) -> Context:
-    """Return a copy of the context that discards auxiliary losses and traces, which the first pass has recorded."""
+    """Return a copy of the context that discards auxiliary losses and traces, because they are recorded already."""
     losses = None if ctx.losses is None else []
     return replace(copied(ctx, {}), losses=losses, trace=None if ctx.trace is None else Trace())
 

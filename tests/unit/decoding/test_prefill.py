@@ -49,8 +49,8 @@ def with_position(position: Any) -> DecoderOnly:
     return swap(BARE, Plain, lambda stack: replace(stack, position=position))
 
 
-def translator(visibility: Any = "causal") -> DecoderOnlyTranslator:
-    return DecoderOnlyTranslator(tiny.VOCAB, 16, 4, visibility=visibility, decoder=LM.decoder)
+def translator(input_attention: Any = "causal") -> DecoderOnlyTranslator:
+    return DecoderOnlyTranslator(tiny.VOCAB, 16, 4, input_attention=input_attention, decoder=LM.decoder)
 
 
 SPECS: dict[str, DecoderOnly] = {
@@ -173,7 +173,7 @@ def test_a_prompt_beyond_the_room_of_a_session_is_refused_before_it_is_read() ->
     ("spec", "why"),
     [
         (tiny.prefix_lm(), "every token of a prefix attends to the whole prefix"),
-        (translator("prefix"), "every token of a prefix attends to the whole prefix"),
+        (translator("full"), "every token of a prefix attends to the whole prefix"),
         (tiny.encoder_decoder(), "only a decoder-only model can"),
         (tiny.recurrent(), "only a decoder-only model can"),
     ],

@@ -49,7 +49,7 @@ def test_each_token_is_predicted_from_the_last_tokens_alone(plain: bool) -> None
 
 def test_every_attention_layer_is_limited_and_other_layers_stay() -> None:
     spec = language_model(SelfAttention(), GatedDelta(), ParameterFreeAttention())
-    limited = with_window(spec, 8)
+    limited: Any = with_window(spec, 8)
     assert layers_of(limited) == [
         SelfAttention(attention_pattern=Window(8)), GatedDelta(), ParameterFreeAttention(attention_pattern=Window(8))
     ]  # fmt: skip

@@ -18,7 +18,7 @@ from regard.nn.pattern import (
     Window,
 )
 
-T = 300  # three tiles of 128 or five of 64, the last one shorter
+T = 200  # two tiles of 128 or four of 64, the last one shorter
 PATTERNS: dict[str, AttentionPattern | None] = {
     "no pattern": None,
     "window": Window(50),
@@ -49,14 +49,14 @@ def segments(lengths: tuple[tuple[int, ...], ...]) -> tuple[Tensor, Tensor]:
 
 def masks() -> Iterator[tuple[str, Mask]]:
     """Yield every pattern in every kind of mask in which it can be used, with a name."""
-    padded, (packed, pos) = segments(((250,), (100,)))[0], segments(((90, 130, 70), (10, 190)))
+    padded, (packed, pos) = segments(((170,), (60,)))[0], segments(((60, 80, 45), (10, 130)))
     prefix = torch.arange(T) < torch.tensor([[70], [33]])
     kinds = {
         "": {},
         "padded": {"q_seg": padded, "k_seg": padded},
         "packed": {
             **{"q_seg": packed, "k_seg": packed, "q_pos": pos, "k_pos": pos},
-            **{"packed": True, "segments": 3, "longest": 190},
+            **{"packed": True, "segments": 3, "longest": 130},
         },
         "strict": {"strict": True},
         "prefix": {"prefix": prefix},
@@ -73,6 +73,6 @@ def masks() -> Iterator[tuple[str, Mask]]:
                     Mask(
                         causal=causal,
                         attention_pattern=pattern,
-                        **options,  # type: ignore[reportArgumentType]
+                        **options,
                     ),
                 )

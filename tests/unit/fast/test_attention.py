@@ -12,6 +12,7 @@ from regard import fast
 from regard.batch import Batch, translation
 from regard.errors import KernelError
 from regard.fast import attention as kernels
+from regard.fast import flex
 from regard.fast.install import install
 from regard.models.build import build
 from regard.models.decoder_only import DecoderOnly
@@ -36,12 +37,6 @@ from regard.nn.trace import Trace
 CPU = torch.device("cpu")
 Naive = Callable[..., Tensor]
 Case = tuple[Mask, int, int]
-
-
-@pytest.fixture(autouse=True)
-def flex_runs_as_python(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tracing FlexAttention on a CPU takes a third of a second per shape and fails at the shape checks of tests."""
-    monkeypatch.setattr(kernels.flexible, "_FLEX_ATTENTION_DISABLE_COMPILE_DEBUG", True)
 
 
 def view_of(mask: Mask, T: int, S: int, **terms: Any) -> View:
@@ -243,7 +238,9 @@ class TestChoice:
         with pytest.raises(KernelError, match="unknown kernel 'sdpaa'; did you mean 'sdpa'"), kernels.use("sdpaa"):
             pass
         with (
-            pytest.raises(KernelError, match="known names: 'flex', 'reference', 'sdpa', 'segments', 'varlen'"),
+            pytest.raises(
+                KernelError, match="known names: 'chunked', 'flex', 'reference', 'sdpa', 'segments', 'varlen'"
+            ),
             kernels.use("nonsense"),
         ):
             pass
@@ -414,15 +411,13 @@ def test_language_model_with_right_padding_converts_no_mask(monkeypatch: pytest.
 
 def test_flex_builds_its_blocks_once_per_stack(monkeypatch: pytest.MonkeyPatch) -> None:
     shapes: list[int] = []
-    create = kernels.flexible.create_block_mask
-    monkeypatch.setattr(
-        kernels.flexible, "create_block_mask", lambda *args, **kw: shapes.append(args[3]) or create(*args, **kw)
-    )
+    create = flex.block_mask_of
+    monkeypatch.setattr(flex, "block_mask_of", lambda view, rows: shapes.append(view.T) or create(view, rows))
     model = build(encoder_decoder(own=T5Bias()))
     fast.install(model)
     with torch.no_grad(), kernels.use("flex"):
         model.loss(translation(PAIRS, source_end=()))
-    assert shapes == [S, T, T]
+    assert shapes == [S, T, T]  # encoder, decoder, cross-attention
 
 
 SEG = torch.ones(2, 8, dtype=torch.int64)

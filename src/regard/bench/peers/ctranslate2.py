@@ -60,7 +60,7 @@ def _raw(shape: Shape, ours: Model, stored: str) -> DecodingModel:
 
 
 def engine(shape: Shape, ours: Model, stored: str) -> DecodingModel:
-    """Return the CTranslate2 engine of `regard translate` as a model to benchmark, from token ids to token ids.
+    """Return the CTranslate2 engine of `regard translate` as a model to benchmark. Inputs and outputs are token ids.
 
     The engine cannot force an output length, so the weights of `ours` must make the end token impossible.
     """

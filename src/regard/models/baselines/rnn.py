@@ -430,7 +430,8 @@ class DecoderAttention:
     def attend_to_past(self, score: AttentionScoreModule, h: Float[Tensor, "B T D"]) -> Float[Tensor, "B T C"]:
         """Return the context vectors from attention to all decoder states so far, including `h`."""
         assert self.own is not None
-        k, v, view = self.own.append(*score.keys_and_values(h), self.own_view)
+        keys, values = score.keys_and_values(h)
+        k, v, view = self.own.append(keys, values, self.own_view)  # type: ignore[reportArgumentType]  # a cache has one
         return attend_to(score, h, k, v, view, self._weights(OWN))
 
     def _weights(self, name: str) -> list[Tensor] | None:

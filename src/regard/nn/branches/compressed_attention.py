@@ -23,18 +23,18 @@ class CompressedAttention(BranchSpec):
     """Memory-compressed attention (Liu et al. 2018): self-attention to one key and value per group of `stride` tokens.
 
     The keys and values of each head are projected from x and then compressed. Group g has the tokens g * c, ..., g * c
-    + c - 1 of a text, with c = `stride`. The compression is a convolution with kernel size and stride c over all heads,
-    k_g = sum_i k_(g * c + i) A_i + a and v_g = sum_i v_(g * c + i) B_i + b, or the mean or maximum of each channel.
-    Queries are not compressed.
+    + c - 1 of a text, with c = `stride`. The compression is either the mean or maximum of each channel, or a
+    convolution over all heads with kernel size and stride c: k_g = sum_i k_(g * c + i) A_i + a and v_g =
+    sum_i v_(g * c + i) B_i + b. Queries are not compressed.
 
-    In a causal stack, a query attends to a group if all tokens of the group come before it or, if `inclusive`, if the
-    last of them is the query itself. The first queries have no such group, so all queries also attend to a sink: the
+    In a causal stack, a query attends to the groups that end before the query. If `inclusive`, it also attends to a
+    group that ends at the query. No group ends before the first queries, so all queries also attend to a sink: the
     uncompressed first token ("first", as in the code of the paper) or a learned key and value ("null"). Tokens after
     the last complete group are in no group. In an encoder, queries attend to all groups, and the last group of a text
     may have fewer tokens. In a convolution, missing tokens are zeros. In a mean or maximum, they are left out.
 
-    A compressed key has no position of its own, so positions must be added to the input. Differs from the code of the
-    paper, which applies one convolution to x, before the projections.
+    A compressed key has no position of its own, so positions must be added to the input. The code of the paper differs:
+    it applies one convolution to x, before the projections.
     """
 
     kind = "compressed_attention"
@@ -117,14 +117,14 @@ class CompressedAttentionModule(Branch):
         return self.output(merge_heads(y))
 
     def layout(self, view: View) -> "Layout":
-        """Return the groups of all batch rows. Layers with the same groups share them."""
+        """Return the groups of all batch rows. The result is cached for other layers with the same groups."""
         lay_out = lay_out_packed if view.mask.packed else lay_out_rows
         key = ("groups", self.stride, self.inclusive, self.has_sink)
         return cached(view.shared, key, lambda: lay_out(view, self.stride, self.inclusive, self.has_sink))
 
     def compressed(self, kv: Float[Tensor, "B T W"], layout: "Layout") -> Float[Tensor, "B S W"]:
         """Return the sink and the compressed keys and values of all groups."""
-        if layout.tokens is not None:  # packed rows: the groups are at other places in each row
+        if layout.tokens is not None:  # packed rows: groups begin at different positions in each row
             assert layout.is_group is not None
             entries = self.compress(_take(kv, layout.tokens.flatten(1)).unflatten(1, (-1, self.stride)), layout.real)
             sink = _take(kv, layout.tokens[:, :, 0]) if self.null is None else self.null.to(kv.dtype)
@@ -143,7 +143,7 @@ class CompressedAttentionModule(Branch):
 
 
 class GroupConvolution(nn.Module):
-    """Convolutions of keys and of values, sum_i x_(g * c + i) A_i + a, whose stride c is the kernel size.
+    """Convolutions of keys and of values with kernel size and stride c: sum_i x_(g * c + i) A_i + a.
 
     The rows of a weight are output channels. The columns are the input channels of token 0, 1, ... of the group.
     """
@@ -185,20 +185,20 @@ class GroupPooling(nn.Module):
 class Layout(NamedTuple):
     """The groups of all batch rows. The keys of `view` are the entries: the sink and the groups of each text.
 
-    In packed rows, `tokens` are the indices of the c tokens of each entry; a sink is the first of them.
+    In packed rows, `tokens` are the indices of the c tokens of each entry. For a sink, only the first index is used.
     """
 
     view: View
-    real: Bool[Tensor, "b N c"] | None = None  # which tokens of the groups exist; None: all
+    real: Bool[Tensor, "b N c"] | None = None  # True for the tokens of a group that exist; None if all exist
     tokens: Int[Tensor, "B S c"] | None = None
-    is_group: Bool[Tensor, "B S"] | None = None  # whether the entry is a group, and not a sink
+    is_group: Bool[Tensor, "B S"] | None = None  # True for a group, False for a sink
 
 
 def lay_out_rows(view: View, stride: int, inclusive: bool, sink: bool) -> Layout:
     """Return the groups of rows with one text each. Group g has the tokens g * stride, ..., g * stride + stride - 1.
 
     In the mask, the position of a key is the position of the first query that attends to the key. If `inclusive`, this
-    is the last token of the group, otherwise the token after it.
+    is the last token of the group, otherwise the token after the group.
     """
     mask, S, device = view.mask, view.S, view.device
     if not mask.causal:
@@ -232,10 +232,10 @@ def lay_out_rows(view: View, stride: int, inclusive: bool, sink: bool) -> Layout
 
 
 def lay_out_packed(view: View, stride: int, inclusive: bool, sink: bool) -> Layout:
-    """Return the groups of packed rows, which are counted from the first token of each text (segment).
+    """Return the groups of packed rows. In each text (segment), groups are counted from the first token of the text.
 
-    The entries of a row are ordered by text, each sink before its groups. All rows have the largest possible number of
-    entries. The last entries of a row may be unused (segment 0).
+    The entries of a row are ordered by text. The sink of a text precedes its groups. All rows have the largest possible
+    number of entries. The last entries of a row may be unused (segment 0).
     """
     mask, T, device = view.mask, view.T, view.device
     seg, index = mask.q_seg, torch.arange(T, device=device)
@@ -254,7 +254,8 @@ def lay_out_packed(view: View, stride: int, inclusive: bool, sink: bool) -> Layo
     tokens = (token[:, :, None] + torch.arange(stride, device=device)).clamp(max=T - 1)
     prefix = None
     if mask.causal:
-        # Also without a prefix LM: kernels for packed rows, which take the index of a key for its position, refuse it.
+        # The mask has a prefix even if the model is not a prefix LM. Some kernels for packed rows take the index of a
+        # key for its position, which is wrong here. They do not support a prefix, so they are not chosen.
         prefix = ~is_group
         if mask.prefix is not None:
             prefix = prefix | mask.prefix.gather(1, tokens.flatten(1)).view_as(tokens).all(2)

@@ -28,23 +28,23 @@ EPSILON = 1e-6  # added to the squared length of a query or key
 class GatedDelta(BranchSpec):
     """Gated delta rule (Yang et al. 2024, Gated DeltaNet): linear attention with a matrix S per head as its state.
 
-    The state decays by the factor a_t, predicts v_t from k_t, and is corrected by the share b_t of the error:
+    The state decays by the factor a_t, predicts v_t from k_t, and is corrected by a fraction b_t of the error:
 
         S_t = a_t * S_(t-1) + b_t * k_t (v_t - a_t * S_(t-1)' k_t)'
         y_t = norm(S_t' q_t / sqrt(d_head)) * silu(x_t W_z).
 
     The output is concat_h(y) W_o. q, k and v are silu(conv(x W)), with a causal depthwise convolution of `kernel_size`
     tokens, and q and k are then scaled to length 1. For each head, b_t = sigmoid(x_t W_b) and a_t = exp(-exp(A) *
-    softplus(x_t W_a + c)) with learned A and c. If `key_heads` is below `heads`, heads share queries and keys. The
-    details are those of Qwen3-Next.
+    softplus(x_t W_a + c)) with learned A and c. If `key_heads` is below `heads`, several heads
+    share a query and a key. All details are as in Qwen3-Next.
 
-    Time is linear in the number of tokens, and the decoding state has a constant size. Tokens are read from left to
-    right, in an encoder too, and no position scheme applies.
+    Time is linear in the number of tokens, and the decoding state has a constant size. Tokens are processed from left
+    to right, even in an encoder. The position scheme of the stack is ignored.
     """
 
     kind = "gated_delta"
     ordered = True
-    heads: int | None = None  # None: as in the model, here, in `d_head` and in `d_value`
+    heads: int | None = None  # None: as in the model, also for `d_head` and `d_value`
     key_heads: int | None = None  # None: heads
     d_head: int | None = None  # width of a query and a key
     d_value: int | None = None
@@ -80,10 +80,11 @@ def gated_delta_rule(
     strength: Float[Tensor, "B H T"],
     state: Float[Tensor, "B H K V"],
 ) -> tuple[Float[Tensor, "B H T V"], Float[Tensor, "B H K V"]]:
-    """Return y_t = S_t' q_t and S_T, with S_t = a_t * S_(t-1) + b_t * k_t (v_t - a_t * S_(t-1)' k_t)'.
+    """Return y_t = S_t' q_t for every token t, and the last state S_T.
 
-    a = exp(log_decay), b = `strength`, and S_0 = `state`. A `log_decay` of -inf clears the state. A token with
-    log_decay = strength = 0 leaves the state unchanged. `regard.fast` computes the same in chunks of tokens.
+    S_t = a_t * S_(t-1) + b_t * k_t (v_t - a_t * S_(t-1)' k_t)', where a = exp(log_decay), b = `strength`, and S_0 =
+    `state`. A `log_decay` of -inf clears the state. A token with log_decay = strength = 0 leaves the state unchanged.
+    `regard.fast` computes the same result in chunks of tokens.
     """
     outputs = []
     for t in range(q.shape[2]):
@@ -98,7 +99,7 @@ def gated_delta_rule(
 class GatedDeltaModule(Branch):
     """The gated delta rule. The rows of `input.weight` are those of W_q, W_k, W_v, W_z, W_b and W_a, in this order."""
 
-    rule = staticmethod(gated_delta_rule)  # regard.fast installs a faster form here
+    rule = staticmethod(gated_delta_rule)  # regard.fast installs a faster implementation here
 
     def __init__(self, spec: GatedDelta, site: Site, key_heads: int) -> None:
         super().__init__()
@@ -166,7 +167,7 @@ def unit(x: Float[Tensor, "B H T K"]) -> Float[Tensor, "B H T K"]:
 
 
 def text_starts(view: View) -> Bool[Tensor, "B T"] | None:
-    """Return a mask of the tokens that begin a further text of their row, or None if the rows are not packed."""
+    """Return a mask of the tokens that begin the second or a later text of a row, or None if rows are not packed."""
     seg = view.mask.q_seg
     if not view.mask.packed or seg is None:
         return None

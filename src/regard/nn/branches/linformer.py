@@ -25,7 +25,7 @@ class LengthProjection:
     max_len: int
 
     def build(self, site: Site, heads: int = 1) -> "LengthProjectionModule":
-        """Build the map, with separate weights for each of `heads` heads (1: all heads have the same weights)."""
+        """Build the map with separate weights for each of `heads` heads. If `heads` is 1, all heads share weights."""
         return LengthProjectionModule(self, heads, site)
 
 
@@ -34,8 +34,8 @@ class Linformer(BranchSpec):
     """Linformer (Wang et al. 2020): self-attention in linear time, concat_h(softmax(scale * q_h (E k_h)') F v_h) W_o.
 
     E and F are learned matrices of `rank` x `max_len`, so every row of E k_h is a mixture of the keys at all positions.
-    Time and memory grow with the length T of a sequence as T * rank. Keys and values of padding are set to zero before
-    they are mixed. A sequence of T < `max_len` tokens uses the first T columns of E and F. A sequence of more than
+    For T tokens, time and memory are proportional to T * rank. Keys and values at padding are set to zero before they
+    are mixed. A sequence of T < `max_len` tokens uses the first T columns of E and F. A sequence of more than
     `max_len` tokens raises an error.
 
     `sharing` sets which matrices are equal. With "none", each key-value head of each layer has its own E and F. With
@@ -100,7 +100,7 @@ def _no_pattern(kind: str) -> str:
 
 
 class LengthProjectionModule(nn.Module):
-    """x -> weight x along the length of x. Padding contributes nothing."""
+    """Multiply `weight` by x along the length of x. Vectors at padding are set to zero first."""
 
     def __init__(self, spec: LengthProjection, heads: int, site: Site) -> None:
         super().__init__()
@@ -111,7 +111,7 @@ class LengthProjectionModule(nn.Module):
     def forward(self, x: Float[Tensor, "B G T K"], mask: Mask) -> Float[Tensor, "B G r K"]:
         if mask.k_seg is not None:
             x = x.masked_fill((mask.k_seg == 0)[:, None, :, None], 0.0)
-        # The matrix of columns at the positions of the tokens, (b, g, r, T) with b = 1 or B and g = 1 or G.
+        # The columns of `weight` at the positions of the tokens, (b, g, r, T) with b = 1 or B and g = 1 or G.
         columns = self.weight[None, :, :, : x.shape[2]]
         if mask.k_pos is not None:
             columns = self.weight[:, :, mask.k_pos].movedim(2, 0)

@@ -1,4 +1,4 @@
-"""Mixture of experts with a noisy top-k gate: each token is processed by k of many feed-forward networks."""
+"""Mixture of experts with a noisy top-k gate: k of many feed-forward networks process each token."""
 
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -21,20 +21,21 @@ MIN_NOISE = 0.01  # smallest standard deviation of the noise
 
 @dataclass(frozen=True, slots=True)
 class NoisyTopKExperts(BranchSpec):
-    """Mixture of experts of Shazeer et al. 2017: k experts process each token, chosen by a noisy gate.
+    """Mixture of experts (Shazeer et al. 2017): a noisy gate chooses k experts for each token.
 
     y = sum of g_e expert_e(x) over the k experts with the highest scores H_e; g is the softmax of these k scores, and
     expert_e(x) = phi(x U_e) V_e with the activation phi. In training, H = x W_g + eps * (softplus(x W_n) + 0.01) with
     eps ~ N(0, 1); in evaluation, H = x W_g. W_g and W_n are initialised to zero, so that all experts are used equally
-    at first. H is computed in float32, and of equal scores, the one with the lower index counts as higher.
+    at first. H is computed in float32. If scores are equal, the expert with the lower index is chosen first.
 
-    The loss `balance` * (CV(importance)^2 + CV(load)^2) is added in training, with the coefficient of variation CV over
-    experts. The importance of expert e is the sum of g_e over tokens. The load is the sum of the probabilities that e
-    is among the k experts of a token if its noise is drawn again. Padding is not routed and does not count. The loss
-    is computed per batch, so gradient accumulation differs from one large batch.
+    In training, the loss `balance` * (CV(importance)^2 + CV(load)^2) is added, where CV is the coefficient of variation
+    over experts. The importance of expert e is the sum of g_e over tokens. The load of expert e is the sum, over
+    tokens, of the probability that e would be among the k experts of the token if the noise of e were drawn again.
+    Padding is neither routed nor counted. The loss is computed per batch, so with gradient accumulation it differs from
+    the loss of one large batch.
 
-    There is no capacity limit: no token is dropped, and in evaluation the output for a token depends on this token
-    alone. `MixtureOfExperts` and `Switch` are later forms with a limited capacity and a loss of their own.
+    The capacity of an expert is not limited: no token is dropped, and in evaluation the output for a token depends on
+    this token alone. `MixtureOfExperts` and `Switch` are later forms with a limited capacity and other losses.
     """
 
     kind = "noisy_top_k_experts"
@@ -60,7 +61,7 @@ class Gating(NamedTuple):
 
     expert: Tensor  # (N, k)
     gate: Tensor  # (N, k): weight of the expert's output
-    load: Tensor | None  # (N, E): probability that an expert is among the k experts of a token; None: no noise
+    load: Tensor | None  # (N, E): probability that an expert is among the k experts of a token; None without noise
 
 
 class NoisyTopKExpertsModule(ExpertNetworks):
@@ -86,7 +87,7 @@ class NoisyTopKExpertsModule(ExpertNetworks):
         return (outputs * gate[..., None].to(outputs.dtype)).sum(1).view_as(x)
 
     def choose(self, x: Float[Tensor, "N D"]) -> Gating:
-        """Choose the k experts of each token by their scores, with noise in training."""
+        """Choose the k experts with the highest scores for each token. In training, the scores contain noise."""
         k, E = self.used, self.router.shape[0]
         with full_precision(x.device):  # rounding would change the choice of experts
             clean = widen(x) @ widen(self.router).T
@@ -106,9 +107,9 @@ def chance(
 ) -> Float[Tensor, "N E"]:
     """Return the probability that each expert is among the k experts of a token if the noise of its score is redrawn.
 
-    The score must exceed the k-th highest score of the other experts, whose noise stays the same: the (k + 1)-th
-    highest of all scores for an expert that is among the k, otherwise the k-th highest. `best` are the scores of a
-    token in descending order.
+    The new score must exceed the k-th highest score of the other experts, whose noise stays the same. If the expert is
+    now among the k, this threshold is the (k + 1)-th highest of all scores, otherwise the k-th highest. `best` are the
+    scores of a token in descending order.
     """
     k = expert.shape[1]
     inside = torch.zeros_like(clean, dtype=torch.bool).scatter(1, expert, True)
@@ -117,7 +118,7 @@ def chance(
 
 
 def total(x: Float[Tensor, "N E"], real: Bool[Tensor, " N"]) -> Float[Tensor, " E"]:
-    """Return the sum over real tokens."""
+    """Return the sum over the tokens that are not padding (`real` is True)."""
     return x.masked_fill(~real[:, None], 0.0).sum(0)
 
 

@@ -19,7 +19,7 @@ from regard.nn.ring_cache import Cache, kv_cache
 
 @dataclass(frozen=True, slots=True)
 class ParameterFreeAttention(BranchSpec):
-    """Dot-product self-attention without parameters, softmax(scale * X X') X, as lectures introduce it.
+    """Dot-product self-attention without parameters, softmax(scale * X X') X, as introduced in lectures.
 
     Every output is a weighted mean of the tokens it attends to. If all tokens have the same norm, as after a layer norm
     without gain and bias, each token attends most to itself. If `heads` is above 1, the channels are divided among the
@@ -30,8 +30,8 @@ class ParameterFreeAttention(BranchSpec):
     attends = True
     heads: int = 1
     scale: Scale = "none"
-    position: Position | None = None  # of this layer; None: that of the stack
-    attention_pattern: AttentionPattern | None = None  # of this layer; None: that of the stack
+    position: Position | None = None  # position scheme of this layer; None: the stack's position scheme
+    attention_pattern: AttentionPattern | None = None  # pattern of this layer; None: the stack's pattern
 
     def check(self) -> None:
         check_count("heads", self.heads, MOST_HEADS)
@@ -67,7 +67,7 @@ class ParameterFreeAttentionModule(Branch):
         return merge_heads(y)
 
     def view(self, stack: View) -> View:
-        """Return the mask and position terms of the stack, or those of this layer's own pattern and position scheme."""
+        """Return the stack's mask and position terms, changed by this layer's own pattern or position scheme if set."""
         if self.attention_pattern is not None:
             stack = stack.with_mask(attention_pattern=self.attention_pattern)
         if self.position is not None:

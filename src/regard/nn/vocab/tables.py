@@ -65,8 +65,8 @@ class EmbeddingsModule(nn.Embedding, Table):  # type: ignore[reportIncompatibleM
 class Factorised(TableSpec):
     """E = A B': a vector of `width` channels per id (A), and one projection (B) of all vectors. Lan et al. 2020.
 
-    The init spec initialises A as an embedding table and B as a projection. Then A and B are rescaled without a change
-    of A B'. With `T5Init`, both have standard deviation width^-1/4, as in Narang et al. 2021.
+    The init spec initialises A as an embedding table and B as a projection. Then A and B are rescaled so that their
+    product A B' stays the same. With `T5Init`, both have standard deviation width^-1/4, as in Narang et al. 2021.
     """
 
     kind = "factorised"

@@ -173,7 +173,7 @@ def test_the_position_of_the_layer_replaces_that_of_the_stack(
 ) -> None:
     branch, x = branch_of(replace(spec, position=ALiBi()), site(position=T5Bias())), torch.randn(2, T, 12)
     view = View(Mask(causal=True), T, T, CPU)
-    bias = ALiBi().build(site(heads=2))(view).bias
+    bias = position_bias(view.with_terms(ALiBi().build(site(heads=2))(view)))
     with_stack_bias = view.with_terms(T5Bias(8, 9).build(site())(view))
     expected = by_hand(branch, spec, x, view.mask, is_visible, bias)
     torch.testing.assert_close(branch(x, Context(with_stack_bias)), expected, rtol=0, atol=1e-12)
