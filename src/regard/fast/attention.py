@@ -122,8 +122,8 @@ def choose(call: Call) -> str:
 
 def is_sparse(view: View) -> bool:
     """Return whether a pattern hides so many keys of a long sequence that a sparse kernel is faster than a mask."""
-    pattern = view.mask.attention_pattern
-    if pattern is None or view.T * view.S < LARGE or torch.compiler.is_compiling():
+    pattern, packed = view.mask.attention_pattern, view.mask.packed
+    if pattern is None or (packed and pattern.needs_order) or view.T * view.S < LARGE or torch.compiler.is_compiling():
         return False
     return density(pattern, view.mask.causal, view.T, view.S) <= DENSE
 
@@ -284,7 +284,8 @@ def is_causal_only(view: View) -> bool:
 def may_hide_all(mask: Mask) -> bool:
     """Return whether a query may have no visible key, such as padding or the first query of a strict causal mask."""
     pattern = mask.attention_pattern
-    if pattern is not None and (pattern.may_hide_all or (mask.k_seg is not None and not mask.causal)):
+    bidirectional = not mask.causal or mask.prefix is not None  # then padding is hidden from padding
+    if pattern is not None and (pattern.may_hide_all or (mask.k_seg is not None and bidirectional)):
         return True
     return mask.packed or (mask.causal and mask.strict)
 

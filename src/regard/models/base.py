@@ -19,6 +19,7 @@ from regard.nn.init import Init
 from regard.nn.input import InputSpec
 from regard.nn.linear import Linear
 from regard.nn.mask import Mask
+from regard.nn.position.base import query_positions
 from regard.nn.trace import Trace
 from regard.nn.vocab.base import Head
 from regard.nn.vocab.tables import TableSpec
@@ -103,8 +104,7 @@ class LanguageModel(Generator):
         self, side: Side, values: Int[Tensor, "B T"] | Float[Tensor, "B T C"], mask: Mask, S: int
     ) -> Float[Tensor, "B T D"]:
         """Embed the source or the target, as input of the first layer. `mask` defines the positions."""
-        end = mask.start + values.shape[1]
-        positions = torch.arange(mask.start, end, device=values.device)[None] if mask.q_pos is None else mask.q_pos
+        positions = query_positions(mask, values.shape[1], values.device)
         return self.inputs.embed(side, values, self.tables.get(side), positions, mask.bound(S))
 
     @abstractmethod

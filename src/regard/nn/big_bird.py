@@ -7,7 +7,9 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 
 from regard.nn.checks import check_count, require
-from regard.nn.pattern import AttentionPattern, Span, blocks_of, distances
+from regard.nn.pattern import LONGEST, AttentionPattern, Span, blocks_of, distances
+
+MOST_RANDOM = 1024  # random blocks per block: each one is compared with every key block
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,10 +31,15 @@ class BigBird(AttentionPattern):
     seed: int = 0
 
     def check(self) -> None:
-        check_blocks(self.size, self.window, self.random)
+        check_blocks(self)
+        require(self.window % 2 == 1, "window", f"must be odd, to reach equally far to both sides, not {self.window}")
 
     @property
     def reads_length(self) -> bool:
+        return True
+
+    @property
+    def needs_order(self) -> bool:
         return True
 
     @no_type_check
@@ -87,9 +94,11 @@ class CausalBigBird(AttentionPattern):
     seed: int = 0
 
     def check(self) -> None:
-        check_count("size", self.size)
-        check_count("window", self.window)
-        check_count("random", self.random, least=0)
+        check_blocks(self)
+
+    @property
+    def needs_order(self) -> bool:
+        return True
 
     @no_type_check
     def visible(self, q: Int[Tensor, "*#n"], k: Int[Tensor, "*#n"]) -> Bool[Tensor, "*#n"]:
@@ -122,12 +131,12 @@ def _is(tile: Span, block: Int[Tensor, "*#n"]) -> Bool[Tensor, "*#n"]:
     return (tile.first == block) & (tile.last == block)
 
 
-def check_blocks(size: int, window: int, random: int) -> None:
-    """Raise a `SpecError` if `size`, `window` or `random` cannot be used in a `BigBird`."""
-    check_count("size", size)
-    check_count("window", window)
-    require(window % 2 == 1, "window", f"must be odd, to reach equally far to both sides, not {window}")
-    check_count("random", random, least=0)
+def check_blocks(spec: BigBird | CausalBigBird) -> None:
+    """Raise a `SpecError` for a size, a number of blocks or a seed that is too small or too large."""
+    check_count("size", spec.size, LONGEST)
+    check_count("window", spec.window, LONGEST)
+    check_count("random", spec.random, MOST_RANDOM, least=0)
+    check_count("seed", spec.seed, LONGEST, least=0)
 
 
 @no_type_check

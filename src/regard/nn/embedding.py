@@ -47,8 +47,11 @@ class Sinusoidal(Additive):
 
     def table(self, length: int, width: int, device: torch.device | None = None) -> Float[Tensor, "length width"]:
         """Return the position vectors of positions 0 .. length - 1, one per row."""
-        places = torch.arange(self.offset, self.offset + length, dtype=torch.float64, device=device)
-        angles = places[:, None] * self.frequencies(width, device)
+        return self.vectors(torch.arange(length, device=device), width)
+
+    def vectors(self, positions: Int[Tensor, "*n"], width: int) -> Float[Tensor, "*n width"]:
+        """Return the position vectors of `positions` in float64."""
+        angles = (positions.double() + self.offset)[..., None] * self.frequencies(width, positions.device)
         return torch.stack((angles.sin(), angles.cos()), {"interleaved": -1, "halves": -2}[self.layout]).flatten(-2)
 
 
@@ -61,10 +64,8 @@ class SinusoidalModule(AdditiveTable):
         self.register_buffer("table", spec.table(2048, width).to(torch.get_default_dtype()), persistent=False)
 
     def forward(self, positions: Int[Tensor, "b T"], bound: int) -> Float[Tensor, "b T W"]:
-        table = self.table
-        if bound > table.shape[0]:  # rare; computed each time, because no forward pass mutates a module
-            table = self.spec.table(bound, self.width, table.device).to(table)
-        return table[positions]
+        stored = bound <= self.table.shape[0]  # others are computed each time: no forward pass changes a module
+        return self.table[positions] if stored else self.spec.vectors(positions, self.width).to(self.table)
 
 
 @dataclass(frozen=True, slots=True)

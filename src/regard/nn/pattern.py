@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     from regard.nn.mask import Mask
 
 
+LONGEST = 2**31 - 1  # the largest size, in tokens: products of two of them fit into 64 bits
+
+
 class Span(NamedTuple):
     """The first and the last position of each tile, a group of adjacent tokens that a sparse kernel processes at once.
 
@@ -47,6 +50,11 @@ class AttentionPattern(Spec):
     @property
     def reads_length(self) -> bool:
         """True if the visible keys depend on the length of the sequence."""
+        return False
+
+    @property
+    def needs_order(self) -> bool:
+        """Whether `tiles` finds hidden tiles only where positions increase by 1, as they do not in a packed row."""
         return False
 
     @abstractmethod
@@ -121,6 +129,7 @@ class Window(AttentionPattern):
 
     def check(self) -> None:
         require(self.size >= 1, "size", f"a window must hold at least one position, not {self.size}")
+        check_count("size", self.size, LONGEST)
 
     @property
     def reach(self) -> int:
@@ -150,8 +159,8 @@ class DilatedWindow(AttentionPattern):
     dilation: int = 2
 
     def check(self) -> None:
-        check_count("size", self.size)
-        check_count("dilation", self.dilation)
+        check_count("size", self.size, LONGEST)
+        check_count("dilation", self.dilation, LONGEST)
 
     @property
     def reach(self) -> int:
@@ -183,8 +192,8 @@ class Blocks(AttentionPattern):
     neighbours: int = 0
 
     def check(self) -> None:
-        check_count("size", self.size)
-        check_count("neighbours", self.neighbours, least=0)
+        check_count("size", self.size, LONGEST)
+        check_count("neighbours", self.neighbours, LONGEST, least=0)
 
     @property
     def reach(self) -> int:
@@ -211,7 +220,7 @@ class GlobalTokens(AttentionPattern):
     tokens: int = 1
 
     def check(self) -> None:
-        check_count("tokens", self.tokens)
+        check_count("tokens", self.tokens, LONGEST)
 
     @property
     def reach(self) -> int:
@@ -244,8 +253,8 @@ class Sinks(AttentionPattern):
     sinks: int = 4
 
     def check(self) -> None:
-        check_count("size", self.size)
-        check_count("sinks", self.sinks)
+        check_count("size", self.size, LONGEST)
+        check_count("sinks", self.sinks, LONGEST)
 
     @property
     def reach(self) -> int:
@@ -288,6 +297,10 @@ class AnyOf(AttentionPattern):
     @property
     def reads_length(self) -> bool:
         return any(pattern.reads_length for pattern in self.patterns)
+
+    @property
+    def needs_order(self) -> bool:
+        return any(pattern.needs_order for pattern in self.patterns)
 
     @no_type_check
     def visible(self, q: Int[Tensor, "*#n"], k: Int[Tensor, "*#n"]) -> Bool[Tensor, "*#n"]:

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from regard.nn.cache import KVCache, Rewritten, Rows
 from regard.nn.mask import View
+from regard.nn.position.base import query_positions
 from regard.nn.terms import Terms
 
 
@@ -62,9 +63,7 @@ class RingCache(Rewritten):
 
     def view(self, view: View, positions: Int[Tensor, "B S"]) -> View:
         """Return `view` for keys at these positions. Empty slots have positions that the causal mask hides."""
-        queries, prefix = view.mask.q_pos, view.mask.prefix
-        if queries is None:
-            queries = view.mask.positions(view.T, view.S, view.device)[0]
+        queries, prefix = query_positions(view.mask, view.T, view.device), view.mask.prefix
         if prefix is not None:
             last = prefix.shape[1] - 1
             prefix = prefix.gather(1, positions.clamp(0, last)) & (positions <= last)

@@ -1,13 +1,16 @@
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch
 
-from regard import Batch, build, replace_at
+from regard import Batch, build, replace_at, swap
 from regard.errors import SpecError
+from regard.nn.big_bird import BigBird, CausalBigBird
 from regard.nn.block import Block
 from regard.nn.branches.feedforward import FeedForward
 from regard.nn.branches.self_attention import SelfAttention
+from regard.nn.embedding import Tokens
 from regard.nn.mask import Mask
 from regard.nn.pattern import (
     AnyOf,
@@ -19,7 +22,10 @@ from regard.nn.pattern import (
     Sinks,
     Window,
 )
+from regard.nn.position.base import AtHeads
+from regard.nn.position.bias import T5Bias
 from regard.nn.residual import PreNorm
+from regard.nn.stacks.plain import Plain
 from regard.nn.trace import Trace
 from regard.testing import tiny
 
@@ -93,3 +99,43 @@ def test_layers_of_one_stack_may_have_different_patterns() -> None:
 def test_a_union_needs_two_patterns() -> None:
     with pytest.raises(SpecError, match=r"^patterns: a union needs at least two patterns"):
         AnyOf((Window(2),))
+
+
+def test_a_pattern_of_a_layer_keeps_the_position_scheme_for_its_number_of_heads() -> None:
+    """The pattern as a field of the layers gives the same output as the pattern of the stack."""
+    spec = swap(tiny.decoder_only(), Tokens, lambda tokens: replace(tokens, position=None))
+    positions = (AtHeads(2, T5Bias(8, 16)),)
+    layers, stack = (
+        build(replace_at(spec, "decoder", Plain((Block((attention, FeedForward(24)), PreNorm()),), 2, **options)))
+        for attention, options in (
+            (SelfAttention(heads=2, attention_pattern=Window(3)), {"positions": positions}),
+            (SelfAttention(heads=2), {"positions": positions, "attention_pattern": Window(3)}),
+        )
+    )
+    stack.load_state_dict(layers.state_dict())
+    batch = Batch(torch.randint(3, 20, (2, 9)))
+    torch.testing.assert_close(layers.eval()(batch), stack.eval()(batch))
+    layers(batch).square().sum().backward()
+    assert layers.get_parameter("decoder.positions.2.weight").grad.abs().sum() > 0  # type: ignore[reportOptionalMemberAccess]
+
+
+def test_a_pattern_of_a_stack_that_no_layer_uses_is_refused() -> None:
+    block = Block((SelfAttention(attention_pattern=Window(3)), FeedForward(24)))
+    with pytest.raises(
+        SpecError, match=r"^attention_pattern: every attention layer of this stack has a pattern of its"
+    ):
+        Plain((block,), 2, attention_pattern=Window(4))
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "value"),
+    [
+        (Window, "size", 10**30),
+        (BigBird, "seed", 10**14),
+        (CausalBigBird, "seed", -1),
+        (DilatedWindow, "dilation", 2**31),
+    ],
+)
+def test_numbers_that_no_tensor_can_hold_are_refused(kind: type[AttentionPattern], name: str, value: int) -> None:
+    with pytest.raises(SpecError, match=f"^{name}: must be at"):
+        kind(**{name: value})

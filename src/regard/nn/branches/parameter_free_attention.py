@@ -68,11 +68,10 @@ class ParameterFreeAttentionModule(Branch):
 
     def view(self, stack: View) -> View:
         """Return the stack's mask and position terms, changed by this layer's own pattern or position scheme if set."""
+        view = stack.by_heads.get(self.heads, stack) if self.position is None else stack
         if self.attention_pattern is not None:
-            stack = stack.with_mask(attention_pattern=self.attention_pattern)
-        if self.position is not None:
-            return stack.with_terms(self.position(stack))
-        return stack.by_heads.get(self.heads, stack)
+            view = view.with_mask(attention_pattern=self.attention_pattern)
+        return view if self.position is None else view.with_terms(self.position(view))
 
     def start(self, rows: Rows, ctx: Context) -> Cache:
         return kv_cache(rows, self.view(ctx.own))

@@ -89,11 +89,10 @@ class SelfAttentionModule(Branch):
 
     def view(self, stack: View) -> View:
         """Return the view of the stack. An attention pattern or position scheme of this layer replaces the stack's."""
+        view = stack.by_heads.get(self.heads, stack) if self.position is None else stack
         if self.attention_pattern is not None:
-            stack = stack.with_mask(attention_pattern=self.attention_pattern)
-        if self.position is not None:
-            return stack.with_terms(self.position(stack))
-        return stack.by_heads.get(self.heads, stack)
+            view = view.with_mask(attention_pattern=self.attention_pattern)
+        return view if self.position is None else view.with_terms(self.position(view))
 
     def start(self, rows: Rows, ctx: Context) -> Cache:
         return kv_cache(rows, self.view(ctx.own))

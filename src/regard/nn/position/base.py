@@ -4,12 +4,13 @@ from abc import abstractmethod
 from dataclasses import dataclass
 from typing import ClassVar
 
+import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from regard.nn.checks import MOST_HEADS, check_count
 from regard.nn.core import Site
-from regard.nn.mask import View
+from regard.nn.mask import Mask, View
 from regard.nn.terms import Terms
 from regard.tree import Spec
 
@@ -75,6 +76,11 @@ class AdditiveTable(nn.Module):
     @abstractmethod
     def forward(self, positions: Int[Tensor, "b T"], bound: int) -> Float[Tensor, "b T W"]:
         """Return the vectors of `positions`, which are all below `bound`."""
+
+
+def query_positions(mask: Mask, T: int, device: torch.device) -> Int[Tensor, "#b T"]:
+    """Return the positions of the T queries of a mask, without a tensor as long as the keys."""
+    return torch.arange(mask.start, mask.start + T, device=device)[None] if mask.q_pos is None else mask.q_pos
 
 
 def positions_of(view: View) -> Positions:

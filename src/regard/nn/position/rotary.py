@@ -9,7 +9,7 @@ from torch import Tensor
 from regard.nn.checks import check_above
 from regard.nn.core import Site
 from regard.nn.mask import View
-from regard.nn.position.base import Position, PositionTerms, positions_of
+from regard.nn.position.base import Position, PositionTerms, query_positions
 from regard.nn.terms import Terms
 
 
@@ -51,7 +51,8 @@ class RotaryModule(PositionTerms):
 
     def forward(self, view: View) -> Terms:
         frequencies = self.bits.view(self.dtype)
-        angles = positions_of(view).q[:, None, :, None].to(self.dtype) * frequencies  # (b, 1, T, K/2)
+        places = query_positions(view.mask, view.T, view.device)
+        angles = places[:, None, :, None].to(self.dtype) * frequencies  # (b, 1, T, K/2)
         angles = torch.cat((angles, angles), -1)
         return Terms(rotation=partial(rotate, cos=angles.cos(), sin=angles.sin()))
 

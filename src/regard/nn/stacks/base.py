@@ -42,6 +42,12 @@ def check_stack(spec: Any, pattern: tuple[Block, ...], built: int | None = None)
                 f"{part.kind!r} has no such mask; leave it out, or set attention_pattern in the self_attention layers",
             )
     if attending:
+        ignored = all(getattr(part, "attention_pattern", None) is not None for part in attending)
+        require(
+            not ignored or spec.attention_pattern is None,
+            "attention_pattern",
+            "every attention layer of this stack has a pattern of its own, so it would be ignored; leave it out",
+        )
         return
     for name in ("position", "positions", "attention_pattern", "strict"):
         require(

@@ -82,6 +82,11 @@ class TestSinusoidal:
         assert far[0, 0].tolist() == pytest.approx(expected, abs=1e-9)
         assert module.table.shape == (2048, 12)  # no forward pass mutates a module
 
+    def test_only_the_given_positions_are_computed(self, site: MakeSite) -> None:
+        """A table up to the last position would have 96 gigabytes."""
+        module = Sinusoidal().build(site(), 12)
+        assert module(torch.tensor([[10**9]]), 10**9 + 1).shape == (1, 1, 12)
+
     def test_far_positions_in_float32(self, site: MakeSite) -> None:
         """A float32 product of position and frequency would be off by 1e-4 here."""
         torch.set_default_dtype(torch.float32)
