@@ -54,12 +54,16 @@ def page(results: list[Result]) -> str:
         "mixes the tokens of a sequence. The hidden width of their feed-forward layers is chosen so that all have as",
         "many parameters. An exponent b means that time or memory grows as length^b. The layers are explained in",
         "[attention.md](../attention.md), and the measurements in [results.md](../results.md#long-sequences).",
+    ]
+    recall = [
         "",
         "**Associative recall.** A row has keys, each followed by its value. Some keys occur again, and the model",
         "predicts their values. Accuracy at distance d is the accuracy for keys that occurred d tokens before. Tiny",
         "models with a convolution over three tokens and one layer of the kind are trained on the same batches for the",
         "same number of steps. A state of fixed size cannot keep all pairs, and a window does not reach early ones.",
     ]
+    if any(result["recall"] for result in results):
+        lines += recall
     for result in results:
         lines += ["", *section(result)]
     return "\n".join(lines) + "\n"
@@ -70,6 +74,7 @@ def section(result: Result) -> list[str]:
     machine = result["machine"]
     where = machine.get("gpu") or f"{machine['cpu']}, {machine['cores']} cores, threads used: {machine['threads']}"
     title = TITLES[result["device"]]
+    shown = f"{title}: time and memory by length{', and accuracy by distance' if result['recall'] else ''}"
     lines = [
         f"## {title}",
         "",
@@ -77,7 +82,7 @@ def section(result: Result) -> list[str]:
         f"{where}, torch {machine['versions']['torch']}. Depth {result['size']['depth']}, "
         f"width {result['size']['d_model']}, windows and blocks of {result['size']['window']} tokens.",
         "",
-        f"![Time and memory by length, and accuracy by distance: {title.lower()}]({picture(result)})",
+        f"![{shown}]({picture(result)})",
     ]
     for heading, cells in tables(result):
         lines += ["", f"**{heading}**", "", *markdown(cells)]

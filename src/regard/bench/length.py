@@ -289,7 +289,8 @@ class LengthReport:
         second = "CPU seconds" if self.device == "cpu" else "seconds"
         return (
             f"{second}, bytes and FLOPs of a training step (forward and backward) on a batch of {self.batch_rows} "
-            f"sequences; exponents fitted from {self.fitted_from:,} to {self.longest:,} tokens"
+            f"sequence{'s' if self.batch_rows > 1 else ''}; exponents fitted from {self.fitted_from:,} to "
+            f"{self.longest:,} tokens"
         )
 
     def failures(self) -> list[str]:

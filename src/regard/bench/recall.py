@@ -36,9 +36,9 @@ class RecallTask:
     distractors: float = 0.1
     distances: tuple[int, ...] = (4, 8, 16, 32, 64, 128, 200)  # in the test
     tokens: int = 8192  # per batch
-    steps: int = 300
+    steps: int = 600
     test: int = 128  # rows
-    learning_rate: float = 1e-2
+    learning_rate: float = 5e-3
     size: Size = Size(1, 64, 4, 32, 16, 64, KEYS + VALUES + 1)
 
     @property
@@ -50,7 +50,7 @@ class RecallTask:
 
 def task_on(device: torch.device, steps: int | None) -> RecallTask:
     """Return the task with the usual number of training steps on a device, or with `steps` steps."""
-    return RecallTask(steps=steps or (300 if device.type == "cpu" else 1000))
+    return RecallTask(steps=steps or (600 if device.type == "cpu" else 1500))
 
 
 @dataclass(frozen=True)
