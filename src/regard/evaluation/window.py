@@ -10,7 +10,7 @@ from regard.nn.branches.base import BranchSpec
 from regard.nn.branches.parameter_free_attention import ParameterFreeAttention
 from regard.nn.branches.self_attention import SelfAttention
 from regard.nn.pattern import AttentionPattern, Window
-from regard.tree import swap, walk
+from regard.tree import replace_at, swap, walk
 
 WINDOWED = (SelfAttention, ParameterFreeAttention)
 
@@ -56,6 +56,8 @@ def with_window(spec: ModelSpec, size: int) -> ModelSpec:
             )
         return replace(layer, attention_pattern=Window(size if own is None else min(size, own.size)))
 
+    if stack is not None:  # a stack pattern that no layer uses is refused
+        spec = replace_at(spec, "decoder.attention_pattern", None)
     for kind in WINDOWED:
         spec = swap(spec, kind, narrowed)
     return spec

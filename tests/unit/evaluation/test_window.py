@@ -58,6 +58,7 @@ def test_every_attention_layer_is_limited_and_other_layers_stay() -> None:
 
 def test_a_narrower_window_of_the_model_stays() -> None:
     layers = (SelfAttention(attention_pattern=Window(4)), SelfAttention())
+    assert build(with_window(language_model(*layers, pattern=Window(32)), 8), device="meta")
     limited = with_window(language_model(*layers, pattern=Window(32)), 8)
     assert [layer.attention_pattern for layer in layers_of(limited)] == [Window(4), Window(8)]
     limited = with_window(language_model(*layers, pattern=Window(32)), 64)
