@@ -40,7 +40,7 @@ from regard.nn.ring_cache import Cache
 
 TRITON = find_spec("triton") is not None  # Triton comes with the CUDA builds of torch for Linux
 SHORT = 512  # the largest number of tokens in a short row or segment
-LARGE = 2**22  # the smallest number of scores for which a sparse kernel is faster than one with a mask
+LARGE = 2**20  # the smallest number of scores for which a sparse kernel is faster than one with a mask
 DENSE = 0.3  # the largest share of visible tiles for which it is
 GRID = 65_535  # CUDA's limit for the number of programs along the second axis of a kernel
 _forced: list[str] = []  # kernels that `use` forces, innermost last; torch.compile can read a plain list
