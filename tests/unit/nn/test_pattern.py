@@ -105,13 +105,11 @@ def test_a_pattern_of_a_layer_keeps_the_position_scheme_for_its_number_of_heads(
     """The pattern as a field of the layers gives the same output as the pattern of the stack."""
     spec = swap(tiny.decoder_only(), Tokens, lambda tokens: replace(tokens, position=None))
     positions = (AtHeads(2, T5Bias(8, 16)),)
-    layers, stack = (
-        build(replace_at(spec, "decoder", Plain((Block((attention, FeedForward(24)), PreNorm()),), 2, **options)))
-        for attention, options in (
-            (SelfAttention(heads=2, attention_pattern=Window(3)), {"positions": positions}),
-            (SelfAttention(heads=2), {"positions": positions, "attention_pattern": Window(3)}),
-        )
-    )
+    of_layers = SelfAttention(heads=2, attention_pattern=Window(3))
+    of_stack = replace(of_layers, attention_pattern=None)
+    wiring = Plain((Block((of_layers, FeedForward(24)), PreNorm()),), 2, positions=positions)
+    other = replace(wiring, pattern=(Block((of_stack, FeedForward(24)), PreNorm()),), attention_pattern=Window(3))
+    layers, stack = (build(replace_at(spec, "decoder", decoder)) for decoder in (wiring, other))
     stack.load_state_dict(layers.state_dict())
     batch = Batch(torch.randint(3, 20, (2, 9)))
     torch.testing.assert_close(layers.eval()(batch), stack.eval()(batch))
