@@ -34,6 +34,11 @@ def python(module: str) -> list[str]:
     return [sys.executable, "-P", "-m", module]
 
 
+def cores() -> int:
+    """Return the number of CPU cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 class JobError(RegardError):
     """Raised if a job fails with an exception. The message is one sentence."""
 

@@ -13,7 +13,7 @@ from typing import Any
 from regard.ablation import single_run
 from regard.ablation.plan import Job, Text
 from regard.ablation.results import FAILED, Result
-from regard.processes import ProcessPool
+from regard.processes import ProcessPool, cores
 from regard.runs.trained_model import choose_device
 from regard.training.checkpoint import write_json
 
@@ -34,11 +34,10 @@ class Resources:
         """Return the environment variables for each worker, which set its number of threads and its GPU."""
         accelerated = choose_device(self.device).type != "cpu"
         gpus = _gpus() if self.device in ("auto", "cuda") and choose_device(self.device).type == "cuda" else []
-        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         # Small models gain little from threads. With one thread each, results do not depend on the number of cores.
-        count = self.jobs or (max(1, len(gpus)) if accelerated else min(cores, MOST))
+        count = self.jobs or (max(1, len(gpus)) if accelerated else min(cores(), MOST))
         inherited = self.threads is None and "OMP_NUM_THREADS" in os.environ
-        threads = {} if inherited else {"OMP_NUM_THREADS": str(self.threads or max(1, cores // count))}
+        threads = {} if inherited else {"OMP_NUM_THREADS": str(self.threads or max(1, cores() // count))}
         return [threads | ({"CUDA_VISIBLE_DEVICES": gpus[i % len(gpus)]} if gpus else {}) for i in range(count)]
 
 

@@ -5,7 +5,6 @@ search that CTranslate2 cannot perform exactly raises an error. Each worker has 
 measurements, a worker with two threads was 2.5 to 5 times slower.
 """
 
-import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -18,6 +17,7 @@ from regard.decoding.hypothesis import Hypothesis, Limits, SpecialTokens
 from regard.decoding.search import Search
 from regard.errors import DataError, SpecError
 from regard.inference.engine import Engine, Sources
+from regard.processes import cores
 
 NAME = "ctranslate2"
 # Maps the stored type to the type of the computation. float16 only makes the file smaller: CPUs compute in float32.
@@ -31,11 +31,6 @@ def library() -> Any:
     except ImportError:
         raise DataError("the engine 'ctranslate2' is not installed here: pip install 'regard[export]'") from None
     return ctranslate2
-
-
-def workers() -> int:
-    """Return the number of CPU cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def adapted(search: Search, warn: Callable[[str], None]) -> Search:
@@ -73,7 +68,7 @@ class CTranslate2(Engine):
         self.ids = {word: number for number, word in enumerate(self.target)}
         try:
             self.translator = library().Translator(
-                str(folder), compute_type=COMPUTED[stored], inter_threads=threads or workers(), intra_threads=1
+                str(folder), compute_type=COMPUTED[stored], inter_threads=threads or cores(), intra_threads=1
             )
         except (RuntimeError, ValueError) as error:
             raise DataError(f"CTranslate2 cannot load {folder} ({error})") from None

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Literal
 
 from regard.data import cache
-from regard.processes import python
+from regard.processes import cores, python
 
 Kind = Literal["train", "decode"]
 Timings = dict[Kind, dict[int, float]]  # seconds, by task and number of threads
@@ -75,11 +75,6 @@ def best(seconds: dict[int, float]) -> int:
     """Return the smallest number of threads whose time is at most `GAIN` times the shortest time."""
     fastest = min(seconds.values())
     return min(threads for threads, spent in seconds.items() if spent <= GAIN * fastest)
-
-
-def cores() -> int:
-    """Return the number of cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def set_by_user() -> bool:
