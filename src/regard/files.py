@@ -1,5 +1,6 @@
 """Atomic writing of files and folders, locks against concurrent writers, and protection from writing through links."""
 
+import hashlib
 import os
 import re
 import secrets
@@ -86,6 +87,12 @@ def usual_mode(folder: Path) -> int:
             return os.fstat(file.fileno()).st_mode & 0o777
     finally:
         probe.unlink(missing_ok=True)
+
+
+def file_digest(path: Path) -> str:
+    """Return the SHA-256 of a file."""
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def sync(path: Path) -> None:

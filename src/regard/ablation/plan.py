@@ -18,8 +18,8 @@ from regard.data.tokenizer import VERSION as TOKENIZERS_VERSION
 from regard.data.tokenizer import Imported
 from regard.decoding.beam import Beam
 from regard.errors import DataError, SpecError
+from regard.files import file_digest
 from regard.recipe.recipe import PARTS, Recipe, RecipeRequest, default_train, parse_change
-from regard.training.checkpoint import file_digest
 from regard.training.spec import TrainSpec
 from regard.tree import to_record, walk
 

@@ -21,7 +21,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from regard.errors import SpecError
-from regard.files import STALE, TEMPORARY, new_folder, remove, replace_text, temporary
+from regard.files import STALE, TEMPORARY, file_digest, new_folder, remove, replace_text, temporary
 
 FOLDER, SIZE = "REGARD_CACHE", "REGARD_CACHE_SIZE"  # environment variables
 DEFAULT_SIZE = "20GB"
@@ -157,7 +157,7 @@ class Cache:
             with new_folder(folder) as making:
                 for name, (size, digest) in manifest["content"].items():
                     _link(entry / name, making / name)  # before verification: the cache may be cleared meanwhile
-                    if (making / name).stat().st_size != size or _digest(making / name) != digest:
+                    if (making / name).stat().st_size != size or file_digest(making / name) != digest:
                         raise FileNotFoundError
                 os.utime(entry / MANIFEST)
         except FileNotFoundError:  # damaged, or cleared in the meantime
@@ -191,7 +191,7 @@ class Cache:
             for path in paths:
                 name = path.relative_to(folder).as_posix()
                 _link(path, making / name)
-                content[name] = (path.stat().st_size, _digest(path))
+                content[name] = (path.stat().st_size, file_digest(path))
             manifest = {"files": [Path(file).name for file in key.files], "made": time.time(), "content": content}
             (making / MANIFEST).write_text(json.dumps(manifest, indent=1), encoding="utf-8")
             try:
@@ -271,7 +271,7 @@ class Cache:
             if index.get(path, {}).get("mark") == list(stamp):
                 digests.append(index[path]["sha256"])
                 continue
-            digest = _digest(Path(file)) if stat.S_ISREG(os.stat(file).st_mode) else None
+            digest = file_digest(Path(file)) if stat.S_ISREG(os.stat(file).st_mode) else None
             if digest is None or _stamp(file) != stamp:
                 return None
             digests.append(digest)
@@ -298,11 +298,6 @@ def _stamp(file: str) -> Stamp:
     """Return (device, inode, size, mtime, ctime) of a file, to detect changes. Unlike mtime, ctime cannot be reset."""
     status = os.stat(file)
     return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
-
-
-def _digest(path: Path) -> str:
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _link(path: Path, to: Path) -> None:

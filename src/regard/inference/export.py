@@ -33,13 +33,13 @@ from regard.decoding.constraints import TokenConstraints
 from regard.decoding.hypothesis import Hypothesis, Limits, SpecialTokens
 from regard.decoding.search import find
 from regard.errors import DataError, SpecError, nearest
-from regard.files import sync, write_text
+from regard.files import file_digest, sync, write_text
 from regard.inference.ctranslate2 import COMPUTED, NAME, CTranslate2, library
 from regard.inference.ctranslate2_export import Vocabulary, written
 from regard.inference.native import Native
 from regard.models.base import LanguageModel, Model
 from regard.nn.position.additive import Learned
-from regard.training.checkpoint import SaveError, file_digest, read_json, weights_digest
+from regard.training.checkpoint import SaveError, read_json, weights_digest
 
 FORMAT = 1
 RECORD = "regard.json"

@@ -30,7 +30,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from regard.errors import DataError, RegardError
-from regard.files import replace_text, sync, temporary, usual_mode, write_text
+from regard.files import file_digest, replace_text, sync, temporary, usual_mode, write_text
 
 FORMAT = 1  # version of the format of run folders; a newer version raises an error
 FINAL = "weights-final.safetensors"
@@ -248,12 +248,6 @@ def _nested(value: Any, levels: int = NESTED) -> bool:
     """Return whether the nesting depth of a JSON value is at least `levels`."""
     inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
     return levels == 0 or any(_nested(each, levels - 1) for each in inner)
-
-
-def file_digest(path: Path) -> str:
-    """Return the SHA-256 of a file."""
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def weights_digest(weights: Tensors) -> str:

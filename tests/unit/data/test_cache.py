@@ -200,8 +200,8 @@ def test_changed_text_is_prepared_again(tmp_path: Path, cache: Cache, change: st
 
 def counting(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     files_read: list[str] = []
-    digest = caching._digest
-    monkeypatch.setattr(caching, "_digest", lambda path: files_read.append(path.name) or digest(path))
+    digest = caching.file_digest
+    monkeypatch.setattr(caching, "file_digest", lambda path: files_read.append(path.name) or digest(path))
     return files_read
 
 

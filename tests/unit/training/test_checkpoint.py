@@ -16,13 +16,13 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from regard.errors import DataError, RegardError
+from regard.files import file_digest
 from regard.training import checkpoint as module
 from regard.training.checkpoint import (
     FINAL,
     FORMAT,
     RunFolder,
     SaveError,
-    file_digest,
     mean,
     newer,
     read_about,
