@@ -31,14 +31,15 @@ def ablation(
     )
 
 
-def ladder(text: Path, base: str | None, changes: Sequence[str]) -> RecipeRequest:
+def ladder(text: Path, base: str | None, changes: Sequence[str], trust_code: bool = False) -> RecipeRequest:
     """Return the recipe of a ladder. The default Transformer is small enough to train on two CPU cores."""
     small: dict[str, Any] = {"d_model": 64, "dropout": 0.0, "head": {"label_smoothing": 0.0}}
     small |= {"encoder": {"depth": 2}, "decoder": {"depth": 2}}
     full = {"preset": "transformer_tiny", "variants": ["pre_norm", "rotary"], **small}
     data = _data(text, 500) | {"max_len": 40}  # an untrained model generates up to the length limit
     train = _train(LADDER_STEPS, 4e-3, 100)
-    return request_from_record({"model": full if base is None else base, "data": data, "train": train}, changes)
+    record = {"model": full if base is None else base, "data": data, "train": train}
+    return request_from_record(record, changes, (), trust_code)
 
 
 def _data(text: Path, tokens: int) -> dict[str, Any]:

@@ -1,5 +1,6 @@
 """The command `ladder`: compare the Transformer with its predecessors, and with Transformers that lack one part."""
 
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -88,9 +89,8 @@ def ladder(
         request = request_from_options(**options, preset=runs.base, changes=changes, trust_code=runs.trust_code)
         check_request(request)
     else:
-        request = demo.ladder(folder / "text", runs.base, changes)
+        request = demo.ladder(folder / "text", runs.base, changes, runs.trust_code)
     check_changes(changes, request, runs.steps is not None or seconds is not None)
-    progress = AblationConsole(quiet=quiet or as_json)
 
     def ready() -> "RecipeRequest":
         if not options:
@@ -98,10 +98,8 @@ def ladder(
         return request
 
     machine = Resources(runs.device, runs.jobs, runs.threads, runs.trust_code)
-    try:
+    with closing(AblationConsole(quiet=quiet or as_json)) as progress:
         result = train_ladder(ready, folder, rungs, settings, machine, progress.note)
-    finally:
-        progress.close()
     if as_json:
         print_json(result.json())
     elif not quiet:

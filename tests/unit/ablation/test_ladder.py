@@ -18,6 +18,8 @@ from regard.ablation.path_length import Length, path_lengths
 from regard.ablation.report import Mean
 from regard.ablation.sizes import nearest_width, resized, widened
 from regard.batch import translation
+from regard.cli.ladder import ladder as ladder_command
+from regard.cli.options import PairFiles, Runs
 from regard.errors import SpecError
 from regard.evaluation.lengths import buckets
 from regard.evaluation.significance import Interval
@@ -39,6 +41,21 @@ def test_rungs_are_all_or_names_from_the_bottom() -> None:
         select_rungs("no_norms")
     with pytest.raises(SpecError, match="only the full Transformer"):
         select_rungs(FULL)
+
+
+def test_the_command_trusts_code_on_the_demo_corpus(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "trusted_norms.py").write_text(
+        "from dataclasses import dataclass\nfrom regard.catalogue import RMSNorm\n\n"
+        "@dataclass(frozen=True, slots=True)\nclass Mine(RMSNorm):\n    kind = 'mine'\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    requests: list[Any] = []
+    monkeypatch.setattr(ladder_module, "ladder", lambda request, *_: requests.append(request))
+    changes = ["model.encoder.pattern[0].residual.norm=trusted_norms:Mine"]
+    with pytest.raises(SpecError, match="would import code; add --trust-code"):
+        ladder_command(PairFiles(), Runs(changes=changes), out=str(tmp_path), quiet=True)
+    ladder_command(PairFiles(), Runs(changes=changes, trust_code=True), out=str(tmp_path), quiet=True)
+    assert len(requests) == 1
 
 
 @pytest.mark.parametrize(("target", "step", "width"), [(1000, 1, 32), (1000, 8, 32), (1, 4, 4), (5000, 10, 70)])
