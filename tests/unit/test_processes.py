@@ -15,11 +15,10 @@ import pytest
 
 import regard
 from regard.ablation import single_run
-from regard.decoding.beam import Beam
 from regard.errors import DataError
 from regard.planner import threads
 from regard.processes import JobError, ProcessPool, WorkerDiedError, python
-from regard.runs.workers import Task, Workers
+from regard.runs.workers import Workers
 from regard.training import log
 
 NAMES = ("torch", "safetensors", "numpy", "regard", "json", "tokenizers", "sitecustomize")
@@ -46,7 +45,7 @@ def measured() -> None:
 
 
 def translated() -> None:
-    with pytest.raises(DataError, match="ended with code 7"), Workers(1, Task(["nowhere"], Beam(1))) as workers:
+    with pytest.raises(DataError, match="ended with code 7"), Workers(1, {"batch_size": 1}) as workers:
         list(workers.translate(["one"]))
 
 

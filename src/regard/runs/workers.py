@@ -18,7 +18,7 @@ from regard.decoding.hypothesis import Limits
 from regard.decoding.length_limit import LengthLimit
 from regard.decoding.search import Search
 from regard.errors import DataError
-from regard.inference.text import AHEAD, Constraints, Output, Texts
+from regard.inference.text import AHEAD, Constraints, Output
 from regard.processes import JobError, ProcessPool, WorkerDiedError
 from regard.recipe.recipe import PARTS
 from regard.runs.decode import TextDecoder, ensemble
@@ -26,43 +26,19 @@ from regard.runs.trained_model import load
 from regard.tree import read, to_record
 
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
-
-PLAIN = ("batch_size", "average", "trust_code", "plain")  # fields of `Task` that JSON can store directly
-
-
-@dataclass(frozen=True)
-class Task:
-    """What a worker process needs to translate: run folders of the models, search, batch size and constraints."""
-
-    runs: Sequence[str]
-    search: Search
-    batch_size: int = 32
-    limits: Limits = Limits()
-    wishes: Constraints = Constraints()
-    average: int | None = None
-    trust_code: bool = False
-    plain: bool = False
-
-    def record(self) -> dict[str, Any]:
-        """Return the task as a JSON object."""
-        limits, wishes = to_record(self.limits), asdict(self.wishes)
-        record = {"runs": list(self.runs), "search": to_record(self.search, PARTS), "limits": limits, "wishes": wishes}
-        return record | {name: getattr(self, name) for name in PLAIN}
-
-    @classmethod
-    def of(cls, record: Mapping[str, Any]) -> "Task":
-        """Return the task from a JSON object that `record` returned."""
-        wishes = Constraints(**record["wishes"])
-        search: Any = read(record["search"], Search, "", PARTS, record["trust_code"])
-        limits: Limits = read(record["limits"], Limits, "", {part.kind: part for part in (Limits, LengthLimit)})
-        rest = {name: record[name] for name in PLAIN}
-        return cls(record["runs"], search, limits=limits, wishes=wishes, **rest)
+Task = Mapping[str, Any]  # what a worker process needs to translate, as a JSON object
 
 
 def task_of(decoder: TextDecoder, runs: Sequence[str], loading: Mapping[str, Any]) -> Task:
     """Return a task with the settings of `decoder`; workers load the run folders `runs` with the options `loading`."""
-    options = {name: loading[name] for name in ("average", "trust_code", "plain") if name in loading}
-    return Task(runs, decoder.search, decoder.batch_size, decoder.limits, decoder.constraints, **options)
+    return {
+        "runs": list(runs),
+        "loading": {name: loading[name] for name in ("average", "trust_code", "plain") if name in loading},
+        "search": to_record(decoder.search, PARTS),
+        "limits": to_record(decoder.limits),
+        "constraints": asdict(decoder.constraints),
+        "batch_size": decoder.batch_size,
+    }
 
 
 class WorkerError(DataError):
@@ -147,7 +123,7 @@ class Workers:
 
     def translate(self, lines: Iterable[str], warn: Callable[[str], None] = lambda _: None) -> Iterator[list[Output]]:
         """Yield the n best outputs for each line, in the order of the lines, as soon as they are available."""
-        source = Input(lines, self.count * AHEAD * self.task.batch_size)
+        source = Input(lines, self.count * AHEAD * self.task["batch_size"])
         chunks: deque[Chunk] = deque()  # in progress, or waiting to be returned in order
         first = 0
         try:
@@ -185,10 +161,10 @@ class Workers:
         waiting = len(source.waiting)
         # If many lines wait, the chunks are large, so that the lines of a chunk can be sorted by length.
         share = waiting // (2 * self.count)
-        return min(max(share, self.task.batch_size), AHEAD * self.task.batch_size, waiting)
+        return min(max(share, self.task["batch_size"]), AHEAD * self.task["batch_size"], waiting)
 
     def _submit(self, first: int, lines: list[str], source: Input) -> Chunk:
-        loaded, record = threading.Event(), json.dumps(self.task.record())
+        loaded, record = threading.Event(), json.dumps(self.task)
         future = self.pool.submit(translate, record, first, lines, on_event=lambda _: loaded.set())
         future.add_done_callback(source.notify)
         return Chunk(first, len(lines), loaded, future)
@@ -201,25 +177,24 @@ def _outputs(best: Sequence[Any]) -> list[Output]:
 
 def translate(record: str, first: int, lines: list[str], emit: Callable[[Any], None]) -> dict[str, Any]:
     """Translate lines in a worker process, which loads the models with its first chunk; return outputs and warnings."""
-    task, texts, warnings = _loaded(record)
+    decoder, warnings = _loaded(record)
     emit("loaded")
-    answer = {"outputs": translations(task, texts, first, lines), "warnings": list(warnings)}
+    outputs = [[asdict(output) for output in best] for best in decoder.outputs(lines, first)]
+    answer = {"outputs": outputs, "warnings": list(warnings)}
     warnings.clear()
     return answer
 
 
 @lru_cache(maxsize=1)
-def _loaded(record: str) -> tuple[Task, Texts, list[str]]:
+def _loaded(record: str) -> tuple[TextDecoder, list[str]]:
+    """Return the decoder that `task_of` converted to a JSON object, and a list that receives its warnings."""
     import torch  # noqa: PLC0415  # only in a worker
 
     torch.set_num_threads(1)
     warnings: list[str] = []
-    task = Task.of(json.loads(record))
-    runs = [load(run, "cpu", task.average, None, task.trust_code, mapped=True, plain=task.plain) for run in task.runs]
-    return task, ensemble(runs, warnings.append), warnings
-
-
-def translations(task: Task, texts: Texts, first: int, lines: Iterable[str]) -> list[list[dict[str, Any]]]:
-    """Return the n best outputs for each line as JSON objects."""
-    outputs = texts.translate(lines, task.search, task.batch_size, task.limits, task.wishes, first=first)
-    return [[asdict(output) for output in best] for best in outputs]
+    task: Task = json.loads(record)
+    texts = ensemble([load(run, "cpu", mapped=True, **task["loading"]) for run in task["runs"]], warnings.append)
+    search: Any = read(task["search"], Search, "", PARTS, task["loading"].get("trust_code", False))
+    limits: Limits = read(task["limits"], Limits, "", {part.kind: part for part in (Limits, LengthLimit)})
+    constraints = Constraints(**task["constraints"])
+    return TextDecoder(texts, True, search, limits, constraints, task["batch_size"]), warnings

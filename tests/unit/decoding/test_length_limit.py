@@ -22,7 +22,6 @@ from regard.inference.text import Output, Texts
 from regard.recipe.recipe import Recipe
 from regard.runs.decode import ensemble
 from regard.runs.trained_model import TrainedModel
-from regard.runs.workers import Task
 from regard.training.checkpoint import RunFolder, read_json, write_json
 
 from .untrained import LINES, regard, untrained
@@ -136,11 +135,6 @@ def test_an_ensemble_has_the_widest_limit(run: TrainedModel) -> None:
     other = replace(run, recipe=replace(run.recipe, length_limit=LengthLimit(0.1, 5, 3)))
     assert ensemble([run, other]).length_limit == LengthLimit(0.5, 5, 6)
     assert ensemble([run, replace(run, recipe=replace(run.recipe, length_limit=None))]).length_limit is None
-
-
-def test_workers_receive_the_length_limit() -> None:
-    task = Task(["a"], Beam(), limits=Limits(1, None, LIMIT))
-    assert Task.of(task.record()) == task
 
 
 # Warnings about outputs

@@ -31,10 +31,10 @@ from regard.errors import DataError, RegardError, SpecError
 from regard.evaluation.loss import likelihood
 from regard.inference.engine import Engine, Sources
 from regard.inference.text import Constraints, Output
-from regard.runs.decode import ensemble
-from regard.runs.options import search_from_options
+from regard.runs.decode import ensemble, text_decoder
+from regard.runs.options import cpu_threads, search_from_options
 from regard.runs.trained_model import TrainedModel
-from regard.runs.workers import Task, translations
+from regard.runs.workers import task_of, translate
 from regard.tree import Spec
 from tests.unit.decoding.untrained import (
     LINES,
@@ -254,8 +254,10 @@ def test_n_best_in_python_by_workers_and_by_other_engines(
     assert [len(best) for best in runs["translator"].translations(SOURCES, search=search, limits=limits)] == [3] * 5
     few = [len(best) for best in runs["translator"].translations(SOURCES, search=search, engine=Poor())]
     assert few == [3] * len(SOURCES)
-    task = Task([str(folders["translator"])], search, limits=limits)
-    outputs = translations(task, ensemble([runs["translator"]]), 0, SOURCES)
+    decoder = text_decoder([runs["translator"]], search=search, limits=limits)
+    with cpu_threads(None):  # a worker has one thread
+        task = json.dumps(task_of(decoder, [str(folders["translator"])], {}))
+        outputs = translate(task, 0, SOURCES, lambda _: None)["outputs"]
     assert [len(best) for best in outputs] == [3] * len(SOURCES)
 
 

@@ -1,6 +1,5 @@
 """`--plain` computes with the readable form of a model, everywhere, and is refused where it would be ignored."""
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,10 +10,7 @@ from torch import nn
 import regard as package
 from regard import fast
 from regard.data.objectives import LanguageModelling, Translation
-from regard.decoding.beam import Beam
 from regard.fast.install import PREPACKED, REPLACEMENTS
-from regard.inference.text import Constraints
-from regard.runs.workers import Task
 from regard.training.executor import Eager
 from regard.training.trainer import Trainer
 from tests.unit.decoding.untrained import TWO, complaint, printed, untrained
@@ -77,11 +73,6 @@ def test_plain_is_refused_where_nothing_is_computed_with_the_model(runs: dict[st
     options = ("--against", outputs, "--tsv", tmp_path / "tsv")
     (tmp_path / "tsv").write_text("abcd\tefgh\n")
     assert "--plain" in complaint("evaluate", outputs, *options, "--plain")
-
-
-def test_a_task_for_workers_keeps_the_plain_option() -> None:
-    task = Task(["a"], Beam(), wishes=Constraints(), plain=True)
-    assert Task.of(json.loads(json.dumps(task.record()))).plain
 
 
 def test_plain_loads_the_readable_form(runs: dict[str, Path]) -> None:

@@ -10,15 +10,22 @@ import threading
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
+from typing import Any
 
 import pytest
+import torch
 
+from regard.data.tokenizer import Bytes, train
 from regard.decoding.beam import Beam
 from regard.decoding.hypothesis import Limits
+from regard.decoding.length_limit import LengthLimit
 from regard.errors import DataError
-from regard.inference.text import Constraints
+from regard.inference.text import Constraints, Texts
 from regard.processes import ProcessPool
-from regard.runs.workers import Task, WorkerError, Workers
+from regard.runs import workers as module
+from regard.runs.decode import TextDecoder
+from regard.runs.options import cpu_threads
+from regard.runs.workers import WorkerError, Workers, task_of
 
 # Works like a worker, without a model. The lines "die" and "nonsense" end it, and "no" is an error.
 UPPERCASE_WORKER = """
@@ -43,7 +50,7 @@ def uppercase_workers(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def workers(count: int = 3, batch_size: int = 2) -> Workers:
-    return Workers(count, Task(["run"], Beam(), batch_size))
+    return Workers(count, {"batch_size": batch_size})
 
 
 def processes(several: Workers) -> list[subprocess.Popen[str]]:
@@ -154,12 +161,26 @@ def test_leaving_the_block_ends_all_workers() -> None:
     assert [process.returncode for process in running] == [-9] * 3
 
 
-def test_a_task_is_read_from_its_record() -> None:
-    task = Task(["a", "b"], Beam(3, 2, alpha=0.5), 7, Limits(1, 9), Constraints("x", ("y",), ("z",), 2), 4, True)
-    assert Task.of(task.record()) == task
+@pytest.mark.parametrize(
+    "constraints", [Constraints("x", ("y",), ("z",), 2), Constraints(required="word", banned="other")]
+)
+def test_a_worker_loads_the_runs_and_settings_of_the_command(
+    constraints: Constraints, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokenizer = train(Bytes(), ["a"])
+    texts = Texts((), tokenizer, tokenizer, 9, torch.device("cpu"))
+    loaded: list[Any] = []
+    monkeypatch.setattr(module, "load", lambda run, device, **options: loaded.append((run, device, options)))
+    monkeypatch.setattr(module, "ensemble", lambda runs, warn: texts)
+    limits = Limits(1, None, LengthLimit(1.5, 3, 9))
+    decoder = TextDecoder(texts, True, Beam(3, 2, alpha=0.5), limits, constraints, 7)
+    loading = {"average": 4, "trust_code": True, "plain": True}
+    task = task_of(decoder, ["a", "b"], loading | {"device": "auto"})
+    with cpu_threads(None):
+        assert module._loaded.__wrapped__(json.dumps(task)) == (decoder, [])
+    assert loaded == [(run, "cpu", loading | {"mapped": True}) for run in ("a", "b")]
 
 
-def test_a_string_is_one_required_word_for_workers_too() -> None:
+def test_a_string_is_one_required_word() -> None:
     wishes = Constraints(required="word", banned="other")
     assert wishes == Constraints(required=("word",), banned=("other",))
-    assert Task.of(json.loads(json.dumps(Task(["a"], Beam(), wishes=wishes).record()))).wishes == wishes
