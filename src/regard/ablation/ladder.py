@@ -18,7 +18,7 @@ from regard.ablation import page, tables
 from regard.ablation.experiment import Experiment, Request, Settings, open_ablation
 from regard.ablation.parallel import Resources, Watch
 from regard.ablation.path_length import path_lengths
-from regard.ablation.report import Line, Mean, Report, mean, plain, warnings
+from regard.ablation.report import Line, Mean, Report, mean, warnings
 from regard.ablation.results import DONE, Result
 from regard.ablation.rows import Row, RowBuilder
 from regard.ablation.sizes import resized
@@ -29,6 +29,7 @@ from regard.evaluation.metrics import METRICS, metric_class, metric_heading
 from regard.evaluation.significance import Interval, intervals
 from regard.models.base import ModelSpec
 from regard.presets import preset
+from regard.training.checkpoint import finite
 from regard.tree import hints
 from regard.variants import VARIANTS, apply
 
@@ -182,7 +183,7 @@ class Rung:
     note: str
 
     def json(self) -> dict[str, Any]:
-        return plain(asdict(self))
+        return finite(asdict(self))
 
 
 @dataclass

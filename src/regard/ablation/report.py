@@ -1,6 +1,5 @@
 """The table of an ablation, for the terminal, as Markdown, as JSON, and as an HTML page with plots."""
 
-import math
 import shlex
 import statistics
 import sys
@@ -20,6 +19,7 @@ from regard.ablation.tables import number, quantity
 from regard.data.prepare import Prepared
 from regard.evaluation.metrics import metric_heading
 from regard.recipe.recipe import Recipe
+from regard.training.checkpoint import finite
 from regard.variants import VARIANTS
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ class Line:
     note: str
 
     def json(self) -> dict[str, Any]:
-        return plain(asdict(self) | {"losses": {str(seed): loss for seed, loss in self.losses.items()}})
+        return finite(asdict(self) | {"losses": {str(seed): loss for seed, loss in self.losses.items()}})
 
 
 @dataclass
@@ -124,8 +124,8 @@ class Report:
             "metric": self.metric,
             "level": LEVEL,
             "power": POWER,
-            "detectable": plain(self.detectable),
-            "spread": plain(asdict(self.spread)) if self.spread else None,
+            "detectable": finite(self.detectable),
+            "spread": finite(asdict(self.spread)) if self.spread else None,
             "devices": self.devices,
             "rows": [line.json() for line in self.lines],
         }
@@ -156,15 +156,6 @@ class Report:
         """Write table.json, table.md and table.html to `folder`. `report` receives a warning if a plot fails."""
         record, parts = self.json(), (self.cells(), self.sentences(), self.facts)
         page.save(folder / "table", record, self.markdown(), lambda: page.html(record, *parts), report)
-
-
-def plain(value: Any) -> Any:
-    """Return a copy of a JSON value in which numbers that are not finite are replaced by None (null)."""
-    if isinstance(value, dict):
-        return {name: plain(item) for name, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [plain(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _narrow(cell: str) -> str:

@@ -16,6 +16,7 @@ of the other two files. Writing to the folder requires its lock (`regard.files.l
 import errno
 import hashlib
 import json
+import math
 import re
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -225,6 +226,15 @@ def write_json(path: Path, value: Any) -> None:
         replace_text(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
     except OSError as error:
         raise SaveError(f"cannot write {path}: {error.strerror}") from None
+
+
+def finite(value: Any) -> Any:
+    """Return a copy of a JSON value in which NaN and infinities are replaced by None (null)."""
+    if isinstance(value, dict):
+        return {name: finite(inner) for name, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite(inner) for inner in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def read_json(path: Path) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from regard.files import append_text, replace_text
-from regard.training.checkpoint import saving
+from regard.training.checkpoint import finite, saving
 from regard.training.trainer import Event
 
 
@@ -38,7 +38,7 @@ class Log:
 
     def note(self, event: Event) -> None:
         with saving(self.path):
-            append_text(self.path, json.dumps(_strict(event), allow_nan=False) + "\n")
+            append_text(self.path, json.dumps(finite(event), allow_nan=False) + "\n")
 
 
 def _step_of(line: str) -> int | float:
@@ -47,15 +47,6 @@ def _step_of(line: str) -> int | float:
         if line.endswith("\n") and isinstance(step := json.loads(line)["step"], int):
             return step
     return math.inf
-
-
-def _strict(value: Any) -> Any:
-    """Return a copy of a JSON value in which NaN and infinities are replaced by None."""
-    if isinstance(value, dict):
-        return {name: _strict(inner) for name, inner in value.items()}
-    if isinstance(value, list | tuple):
-        return [_strict(inner) for inner in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 class TensorBoard:
