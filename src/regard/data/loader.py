@@ -176,10 +176,7 @@ def _windows(stream: Column, starts: np.ndarray, length: int) -> tuple[dict[str,
     A window at the end of the text may be shorter.
     """
     ends = np.minimum(starts + length + 1, stream.offsets[np.searchsorted(stream.offsets, starts, side="right")])
-    lengths = ends - starts
-    offsets = np.concatenate([[0], np.cumsum(lengths)])
-    at = np.arange(offsets[-1]) - np.repeat(offsets[:-1], lengths) + np.repeat(starts, lengths)
-    return {"target": Column(stream.ids[at], offsets)}, list(np.arange(len(starts))[:, None])
+    return {"target": stream.spans(starts, ends)}, list(np.arange(len(starts))[:, None])
 
 
 class Prefetch:
