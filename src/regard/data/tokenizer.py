@@ -11,7 +11,7 @@ import re
 import secrets
 from abc import abstractmethod
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
@@ -227,6 +227,13 @@ class Tokenizer:
         if len(ids) and not 0 <= min(ids) <= max(ids) < self.size:
             wrong = next(i for i in ids if not 0 <= i < self.size)
             raise DataError(f"id {wrong} is not in the vocabulary, 0 .. {self.size - 1}")
+
+
+def tokenizer_files(tokenizers: Mapping[str, Tokenizer]) -> dict[str, Tokenizer]:
+    """Return the tokenizers, keyed by file name: one joint tokenizer, or a separate one for source and target."""
+    if len({tokenizer.sha256 for tokenizer in tokenizers.values()}) == 1:
+        return {"tokenizer.json": next(iter(tokenizers.values()))}
+    return {f"tokenizer.{name}.json": tokenizer for name, tokenizer in tokenizers.items()}
 
 
 class TokenizerSpec(Spec):

@@ -27,7 +27,7 @@ import torch
 
 from regard.batch import Batch, translation
 from regard.catalogue import to_record
-from regard.data.tokenizer import Tokenizer
+from regard.data.tokenizer import Tokenizer, tokenizer_files
 from regard.decoding.beam import Beam
 from regard.decoding.constraints import TokenConstraints
 from regard.decoding.hypothesis import Hypothesis, Limits, SpecialTokens
@@ -180,7 +180,8 @@ def export(
     theirs.optimize(quantization=stored)
     with _making(out) as making:
         theirs.save(str(making))
-        _write_tokenizers(trained, making)
+        for name, tokenizer in tokenizer_files({"source": trained.source, "target": trained.target}).items():
+            write_text(making / name, tokenizer.plain_json())
         check = compare(trained, making, stored)
         if not check.passed(stored):
             raise DataError(
@@ -231,13 +232,6 @@ def _rename(making: Path, out: Path) -> None:
                 raise
     sync(out.parent)
     shutil.rmtree(old, ignore_errors=True)
-
-
-def _write_tokenizers(trained: Trained, folder: Path) -> None:
-    same = trained.source.sha256 == trained.target.sha256
-    for name, each in (("source", trained.source), ("target", trained.target))[1 if same else 0 :]:
-        path = folder / ("tokenizer.json" if same else f"tokenizer.{name}.json")
-        write_text(path, each.plain_json())
 
 
 def fresh(folder: Path, trained: Trained, stored: str) -> dict[str, Any] | None:

@@ -11,7 +11,7 @@ from regard import planner
 from regard.data.batching import Windows
 from regard.data.objectives import Objective
 from regard.data.prepare import DataSpec, Prepared
-from regard.data.tokenizer import Tokenizer
+from regard.data.tokenizer import tokenizer_files
 from regard.decoding import length_limit
 from regard.decoding.length_limit import LengthLimit
 from regard.errors import DataError, SpecError
@@ -182,10 +182,3 @@ def labels_after(parent: TrainedModel, data: DataSpec, report: Callable[[str], N
     if missing:
         report(f"labels: {len(missing)} of {parent.path} do not occur in this text, and are kept: {', '.join(missing)}")
     return (*known, *new)
-
-
-def tokenizer_files(tokenizers: dict[str, Tokenizer]) -> dict[str, Tokenizer]:
-    """Return the tokenizers, keyed by file name: one joint tokenizer, or a separate one for source and target."""
-    if len({tokenizer.sha256 for tokenizer in tokenizers.values()}) == 1:
-        return {"tokenizer.json": next(iter(tokenizers.values()))}
-    return {f"tokenizer.{name}.json": tokenizer for name, tokenizer in tokenizers.items()}

@@ -13,6 +13,7 @@ import torch
 
 from regard.data.cache import Cache
 from regard.data.prepare import ROOM, Prepared, opened, prepare
+from regard.data.tokenizer import tokenizer_files
 from regard.errors import DataError, OutOfMemoryError, SpecError, lacks_memory
 from regard.evaluation import baselines
 from regard.evaluation.likelihood_metrics import LOSS
@@ -24,7 +25,7 @@ from regard.recipe.recipe import Recipe, RecipeRequest
 from regard.runs.assemble import assemble, forward_flops, measure_of
 from regard.runs.options import RequestOptions, accepts, cpu_threads, seconds
 from regard.runs.request import check_request, request_from_options
-from regard.runs.resolve import choose_metric, labels_after, resolve, tokenizer_files
+from regard.runs.resolve import choose_metric, labels_after, resolve
 from regard.runs.trained_model import TrainedModel, choose_device, load, read_recipe, read_tokenizers
 from regard.training.checkpoint import FORMAT, RunFolder, read_json, write_json
 from regard.training.console import TrainingConsole

@@ -27,6 +27,7 @@ from regard.data.tokenizer import (
     TooFewSubwordsError,
     Words,
     choose_vocab,
+    tokenizer_files,
     train,
 )
 from regard.errors import DataError, SpecError
@@ -617,3 +618,12 @@ def test_unusable_imports_are_refused(tmp_path: Path) -> None:
     unigram = imported(library.Tokenizer(models.Unigram([("a", -1.0), ("b", -2.0)], None)), tmp_path)
     with pytest.raises(DataError, match="texts 0 to 1 cannot be encoded"):
         unigram.encode_batch(["ab", "c"])
+
+
+def test_one_tokenizer_for_both_sides_is_one_file() -> None:
+    joint, separate = (BPE(260).learn([text * 40]) for text in ("ab cd ", "ef gh "))
+    assert tokenizer_files({"source": joint, "target": joint}) == {"tokenizer.json": joint}
+    assert [*tokenizer_files({"source": joint, "target": separate})] == [
+        "tokenizer.source.json",
+        "tokenizer.target.json",
+    ]

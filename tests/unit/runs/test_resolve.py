@@ -19,7 +19,7 @@ from regard.nn.branches.self_attention import SelfAttention
 from regard.planner.candidates import of_ngrams
 from regard.recipe.recipe import Recipe
 from regard.runs.request import request_from_options
-from regard.runs.resolve import _window_length, labels_after, resolve, tokenizer_files
+from regard.runs.resolve import _window_length, labels_after, resolve
 from regard.runs.trained_model import TrainedModel
 from regard.tree import walk
 
@@ -113,15 +113,6 @@ def test_fine_tuning_refuses_other_labels(tmp_path: Path) -> None:
     data = DataSpec((labelled(tmp_path / "text.tsv", "a"),), objective=Classification(("a", "b")))
     with pytest.raises(SpecError, match="keeps the classes of runs/parent; leave it out, or begin with"):
         labels_after(parent_with("b", "a"), data, print)
-
-
-def test_one_tokenizer_for_both_sides_is_one_file(tmp_path: Path) -> None:
-    joint, separate = (BPE(260).learn([text * 40]) for text in ("ab cd ", "ef gh "))
-    assert tokenizer_files({"source": joint, "target": joint}) == {"tokenizer.json": joint}
-    assert [*tokenizer_files({"source": joint, "target": separate})] == [
-        "tokenizer.source.json",
-        "tokenizer.target.json",
-    ]
 
 
 @pytest.mark.parametrize("installed", [True, False])
