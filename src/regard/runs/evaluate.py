@@ -6,8 +6,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
-import numpy as np
-
 from regard.data.batching import Windows
 from regard.data.objectives import Objective
 from regard.data.text import TSV, Labelled, Lines, ParallelFiles, lines
@@ -200,7 +198,8 @@ def _language_model(run: "TrainedModel", test: Test, chosen: Sequence[Metric]) -
         table = Table({"target": Column(table["target"].ids, table["target"].offsets[[0, -1]])})
     batching = run.recipe.data.batching
     assert batching is not None
-    _check_windows(test.windows, batching.length if isinstance(batching, Windows) else _longest(table))
+    longest = batching.length if isinstance(batching, Windows) else int(table["target"].lengths.max(initial=0))
+    _check_windows(test.windows, longest)
     if test.stride is not None and not isinstance(batching, Windows):
         raise SpecError("--stride", "applies only to a text that is read as one stream, not line by line; leave it out")
 
@@ -229,10 +228,6 @@ def _language_model(run: "TrainedModel", test: Test, chosen: Sequence[Metric]) -
     plain = not any(type(module).__module__.startswith("regard.fast") for module in run.model.modules())
     windows = [{"window": w} | values(read_by(with_weights(s, run.model, plain))) for w, s in narrow.items()]
     return report | {"windows": windows}
-
-
-def _longest(table: Table) -> int:
-    return int(np.diff(table["target"].offsets).max(initial=0))
 
 
 def _check_windows(windows: Sequence[int], longest: int) -> None:
