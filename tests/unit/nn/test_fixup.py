@@ -13,7 +13,7 @@ from regard.models.build import build
 from regard.models.encoder_decoder import EncoderDecoder, EncoderDecoderModel
 from regard.nn.branches.feedforward import FeedForward
 from regard.nn.branches.self_attention import SelfAttention
-from regard.nn.core import Branch, Role, Site
+from regard.nn.core import Role, Site
 from regard.nn.fixup import Fixup, FixupInit, FixupLinear
 from regard.nn.init import FanIn, Init, T5Init, Uninitialized, Xavier
 from regard.nn.linear import Dense, Linear
@@ -24,21 +24,11 @@ from regard.presets import preset
 from regard.training.optim import groups, named
 from regard.tree import swap, walk
 from regard.variants import apply
+from tests.unit.nn.affine import Affine
 
 MakeSite = Callable[..., Site]
 CTX = Context(View(Mask(), 5, 5, torch.device("cpu")))
 SIZES: dict[str, Any] = {"vocab": 20, "d_model": 16, "heads": 2, "encoder.depth": 2, "decoder.depth": 2}
-
-
-class Affine(Branch):
-    """f(x) = x A + 1."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.matrix = nn.Parameter(torch.randn(12, 12))
-
-    def forward(self, x: Tensor, ctx: Context, state: Any = None) -> Tensor:
-        return x @ self.matrix + 1.0
 
 
 def narang() -> EncoderDecoder:

@@ -4,26 +4,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from regard.nn.core import Branch, Site
+from regard.nn.core import Site
 from regard.nn.gated_residual import GatedRecurrent
 from regard.nn.linear import Dense
 from regard.nn.mask import Context, Mask, View
 from regard.nn.norm import LayerNorm
 from regard.nn.rms_norm import RMSNorm
+from tests.unit.nn.affine import Affine
 
 MakeSite = Callable[..., Site]
 CTX = Context(View(Mask(), 5, 5, torch.device("cpu")))
-
-
-class Affine(Branch):
-    """f(x) = x A + 1."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.matrix = nn.Parameter(torch.randn(12, 12))
-
-    def forward(self, x: Tensor, ctx: Context, state: Any = None) -> Tensor:
-        return x @ self.matrix + 1.0
 
 
 def norm(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:

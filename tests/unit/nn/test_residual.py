@@ -1,12 +1,11 @@
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from regard.nn.cache import KVCache, Rows
-from regard.nn.core import Branch, Site
+from regard.nn.core import Site
 from regard.nn.deep_norm import DeepNorm
 from regard.nn.mask import Context, Mask, View
 from regard.nn.no_residual import NoResidual
@@ -14,28 +13,10 @@ from regard.nn.norm import LayerNorm, NoNorm
 from regard.nn.residual import PostNorm, PreNorm, Residual
 from regard.nn.rms_norm import RMSNorm
 from regard.nn.sandwich import Sandwich
+from tests.unit.nn.affine import Affine
 
 MakeSite = Callable[..., Site]
 CTX = Context(View(Mask(), 5, 5, torch.device("cpu")))
-
-
-class Affine(Branch):
-    """f(x) = x A + 1. Records the decoding states that it receives."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.matrix = nn.Parameter(torch.randn(12, 12))
-        self.states: list[Any] = []
-
-    def forward(self, x: Tensor, ctx: Context, state: Any = None) -> Tensor:
-        self.states.append(state)
-        return self.f(x)
-
-    def f(self, x: Tensor) -> Tensor:
-        return x @ self.matrix + 1.0
-
-    def start(self, rows: Rows, ctx: Context) -> Any:
-        return KVCache(rows)
 
 
 def norms(module: nn.Module) -> list[nn.Module]:

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from regard.batch import translation
 from regard.errors import SpecError
@@ -13,7 +13,7 @@ from regard.models.encoder_decoder import EncoderDecoder, EncoderDecoderModel
 from regard.nn.branches.cross_attention import CrossAttention
 from regard.nn.branches.self_attention import SelfAttention
 from regard.nn.cache import KVCache, Rows
-from regard.nn.core import Branch, Site
+from regard.nn.core import Site
 from regard.nn.init import FanIn, GPT2Init, T5Init
 from regard.nn.mask import Context, Mask, View
 from regard.nn.norm import LayerNorm, NoNorm, Norm
@@ -23,25 +23,12 @@ from regard.presets import preset
 from regard.training.optim import groups, named
 from regard.tree import swap, walk
 from regard.variants import apply
+from tests.unit.nn.affine import Affine
 
 MakeSite = Callable[..., Site]
 CTX = Context(View(Mask(), 5, 5, torch.device("cpu")))
 SIZES: dict[str, Any] = {"vocab": 20, "d_model": 16, "heads": 2, "encoder.depth": 2, "decoder.depth": 2}
 ROWS = ("rezero", "rezero_layer_norm", "rezero_rms_norm")
-
-
-class Affine(Branch):
-    """f(x) = x A + 1."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.matrix = nn.Parameter(torch.randn(12, 12))
-
-    def forward(self, x: Tensor, ctx: Context, state: Any = None) -> Tensor:
-        return x @ self.matrix + 1.0
-
-    def start(self, rows: Rows, ctx: Context) -> Any:
-        return KVCache(rows)
 
 
 def narang() -> EncoderDecoder:
