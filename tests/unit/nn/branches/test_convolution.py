@@ -14,6 +14,7 @@ from regard.nn.cache import ActivationCache, Rows
 from regard.nn.core import Branch, Site
 from regard.nn.linear import Dense
 from regard.nn.mask import Context, Mask, View
+from tests.unit.nn.branches.random_branch import branch_of
 
 MakeSite = Callable[..., Site]
 CPU = torch.device("cpu")
@@ -38,13 +39,6 @@ MASKS = {
     "padded": Mask(q_seg=SEG, k_seg=SEG),
     "packed": Mask(q_seg=PACKED, k_seg=PACKED, packed=True, segments=3),
 }
-
-
-def branch_of(spec: BranchSpec, site: Site) -> Any:
-    branch = spec.build(site)
-    for parameter in branch.parameters():
-        nn.init.normal_(parameter, 0.0, 0.5)
-    return branch
 
 
 def context(mask: Mask) -> Context:

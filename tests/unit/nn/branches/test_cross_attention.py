@@ -10,24 +10,18 @@ from regard.errors import SpecError
 from regard.nn.attention_heads import beams_apart
 from regard.nn.branches.cross_attention import CrossAttention
 from regard.nn.cache import Rows, StaticKV
-from regard.nn.core import Branch, Site
+from regard.nn.core import Site
 from regard.nn.mask import Context, Mask, View
 from regard.nn.memory import Memory
 from regard.nn.rms_norm import RMSNorm
 from regard.nn.trace import Trace
+from tests.unit.nn.branches.random_branch import branch_of
 
 MakeSite = Callable[..., Site]
 Naive = Callable[..., Tensor]
 CPU = torch.device("cpu")
 T, S = 4, 6
 SEG = torch.tensor([[1, 1, 1, 1, 1, 1], [1, 1, 1, 0, 0, 0]])
-
-
-def branch_of(spec: CrossAttention, site: Site) -> Branch:
-    branch = spec.build(site)
-    for parameter in branch.parameters():
-        nn.init.normal_(parameter, 0.0, 0.5)
-    return branch
 
 
 def context(memory: Tensor, T: int = T, mask: Mask | None = None, **more: Any) -> Context:

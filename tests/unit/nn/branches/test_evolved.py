@@ -3,7 +3,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from regard.errors import SpecError
 from regard.nn.branches.base import BranchSpec
@@ -13,6 +13,7 @@ from regard.nn.core import Site
 from regard.nn.linear import Dense
 from regard.nn.mask import Context, Mask, View
 from regard.nn.norm import LayerNorm, NoNorm
+from tests.unit.nn.branches.random_branch import branch_of
 
 MakeSite = Callable[..., Site]
 CPU = torch.device("cpu")
@@ -30,13 +31,6 @@ SPECS = {
     "encoder without norm": EvolvedEncoderConv(NoNorm()),
     "decoder": EvolvedDecoderConv(LayerNorm(eps=1e-6)),
 }
-
-
-def branch_of(spec: BranchSpec, site: Site) -> Any:
-    branch = spec.build(site)
-    for parameter in branch.parameters():
-        nn.init.normal_(parameter, 0.0, 0.5)
-    return branch
 
 
 def context(mask: Mask) -> Context:

@@ -28,6 +28,7 @@ from regard.nn.position.shaw import Shaw
 from regard.nn.stacks.plain import Plain
 from regard.nn.trace import Trace
 from regard.tree import edit
+from tests.unit.nn.branches.random_branch import branch_of
 
 MakeSite = Callable[..., Site]
 CPU = torch.device("cpu")
@@ -46,13 +47,6 @@ SPECS = {
     "grouped, separate": Linformer(heads=4, kv_heads=2, d_value=5, max_len=MAX, rank=RANK, sharing="none"),
     "one key-value head": Linformer(kv_heads=1, d_head=6, max_len=MAX, rank=MAX, scale=0.3, bias=False),
 }
-
-
-def branch_of(spec: Linformer, site: Site) -> Any:
-    branch = spec.build(site)
-    for parameter in branch.parameters():
-        nn.init.normal_(parameter, 0.0, 0.5)
-    return branch
 
 
 def context(mask: Mask, T: int = T, **more: Any) -> Context:

@@ -4,7 +4,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from regard.errors import SpecError
 from regard.nn.branches.ngram_convolution import NGramConvolution
@@ -12,6 +12,7 @@ from regard.nn.cache import ActivationCache, Rows
 from regard.nn.core import Site
 from regard.nn.linear import Dense
 from regard.nn.mask import Context, Mask, View
+from tests.unit.nn.branches.random_branch import branch_of
 
 MakeSite = Callable[..., Site]
 CPU = torch.device("cpu")
@@ -30,13 +31,6 @@ SPECS = {
     "wider than the row": NGramConvolution((9, 18), filters=3),
     "no bias": NGramConvolution((3, 4), bias=False),
 }
-
-
-def branch_of(spec: NGramConvolution, site: Site) -> Any:
-    branch = spec.build(site)
-    for parameter in branch.parameters():
-        nn.init.normal_(parameter, 0.0, 0.5)
-    return branch
 
 
 def context(mask: Mask, length: int = T) -> Context:

@@ -3,10 +3,8 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
 
 from regard.errors import SpecError
-from regard.nn.branches.base import BranchSpec
 from regard.nn.branches.convolution import LightConv
 from regard.nn.branches.cross_attention import CrossAttention
 from regard.nn.branches.evolved import EvolvedDecoderConv
@@ -19,17 +17,11 @@ from regard.nn.mask import Context, Mask, View
 from regard.nn.memory import Memory
 from regard.nn.residual import PreNorm
 from regard.nn.trace import Trace
+from tests.unit.nn.branches.random_branch import branch_of
 
 MakeSite = Callable[..., Site]
 CPU = torch.device("cpu")
 D, T, S = 12, 5, 4
-
-
-def branch_of(spec: BranchSpec, site: Site) -> Any:
-    branch = spec.build(site)
-    for parameter in branch.parameters():
-        nn.init.normal_(parameter, 0.0, 0.5)
-    return branch
 
 
 def context(mask: Mask, memory: torch.Tensor, trace: Trace | None = None) -> Context:

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from regard.errors import SpecError
 from regard.nn.branches.self_attention import SelfAttention
@@ -18,19 +18,12 @@ from regard.nn.position.shaw import Shaw
 from regard.nn.rms_norm import RMSNorm
 from regard.nn.trace import Trace
 from regard.weights import copy_from, unfused
+from tests.unit.nn.branches.random_branch import branch_of
 
 MakeSite = Callable[..., Site]
 Naive = Callable[..., Tensor]
 CPU = torch.device("cpu")
 T = 5
-
-
-def branch_of(spec: SelfAttention, site: Site) -> Branch:
-    """Return a branch with random biases and gains."""
-    branch = spec.build(site)
-    for parameter in branch.parameters():
-        nn.init.normal_(parameter, 0.0, 0.5)
-    return branch
 
 
 def context(mask: Mask, **more: Any) -> Context:
@@ -123,7 +116,7 @@ def test_tied_projections_equal_copies_of_one_projection(tied: Any, site: MakeSi
     }
     copy_from(free, mapping | {f"output.{name}": parts[f"output.{name}"] for name in ("weight", "bias")})
     torch.testing.assert_close(branch(x, context(Mask())), free(x, context(Mask())), rtol=0, atol=1e-12)
-    q, k, _ = branch.split(branch.qkv(x), View(Mask(), T, T, CPU))  # type: ignore[reportAttributeAccessIssue]
+    q, k, _ = branch.split(branch.qkv(x), View(Mask(), T, T, CPU))
     scores = q @ k.transpose(-1, -2)
     assert torch.allclose(scores, scores.transpose(-1, -2)) == (tied == "query_key")
 
@@ -164,7 +157,7 @@ def test_a_trace_records_the_weights_and_does_not_change_the_output(site: MakeSi
     assert torch.equal(traced, branch(x, context(Mask(causal=True))))
     (weights,) = trace.weights["encoder.self"]
     assert weights.shape == (2, 3, T, T)
-    values = (x @ branch.qkv.weight.T + branch.qkv.bias)[:, :, 24:].unflatten(-1, (3, 4)).transpose(1, 2)  # type: ignore[reportOperatorIssue, reportAttributeAccessIssue]
+    values = (x @ branch.qkv.weight.T + branch.qkv.bias)[:, :, 24:].unflatten(-1, (3, 4)).transpose(1, 2)
     torch.testing.assert_close((weights @ values).transpose(1, 2).flatten(2), traced)
 
 

@@ -37,6 +37,7 @@ from regard.nn.trace import Trace
 from regard.presets import preset
 from regard.tree import swap, walk
 from regard.variants import VARIANTS, apply
+from tests.unit.nn.branches.random_branch import branch_of
 
 MakeSite = Callable[..., Site]
 IsVisible = Callable[[Mask, int, int, int], bool]
@@ -75,13 +76,6 @@ NOT_VARIANTS = {
     name: spec for name, spec in SPECS.items() if name.startswith(("factorised", "two")) and spec.mix != "alone"
 }
 ALONE = {name: spec for name, spec in SPECS.items() if spec.mix == "alone"}
-
-
-def branch_of(spec: Any, site: Site) -> Any:
-    branch = spec.build(site)
-    for parameter in branch.parameters():
-        nn.init.normal_(parameter, 0.0, 0.5)
-    return branch
 
 
 def context(mask: Mask, **more: Any) -> Context:

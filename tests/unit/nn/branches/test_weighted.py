@@ -29,6 +29,7 @@ from regard.nn.trace import Trace
 from regard.presets import preset
 from regard.tree import swap, walk
 from regard.variants import apply
+from tests.unit.nn.branches.random_branch import branch_of
 
 MakeSite = Callable[..., Site]
 Naive = Callable[..., Tensor]
@@ -39,13 +40,6 @@ KINDS: tuple[Kind, ...] = (Weighted, WeightedSimplex)
 SEG = torch.tensor([[1, 1, 1, 1, 1, 1], [1, 1, 1, 0, 0, 0]])
 SELF, CROSS = SelfAttention(output=False), CrossAttention(output=False)
 FEEDFORWARD = FeedForward(7)
-
-
-def branch_of(spec: Weighted | WeightedSimplex, site: Site) -> Any:
-    branch = spec.build(site)
-    for parameter in branch.parameters():
-        nn.init.normal_(parameter, 0.0, 0.5)
-    return branch
 
 
 def self_context(mask: Mask) -> Context:
