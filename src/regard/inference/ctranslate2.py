@@ -33,17 +33,6 @@ def library() -> Any:
     return ctranslate2
 
 
-def adapted(search: Search, warn: Callable[[str], None]) -> Search:
-    """Return the search with the stopping rule of CTranslate2; warn if the search had another rule."""
-    if not isinstance(search, Beam) or search.stopping == NAME:
-        return search
-    warn(f"the engine {NAME!r} uses its own stopping rule (stopping={NAME}), not {search.stopping!r}")
-    try:
-        return replace(search, stopping=NAME)
-    except SpecError as error:
-        raise _refused(error.path, error.message.partition(";")[0]) from None
-
-
 class CTranslate2(Engine):
     """Engine for a translation model that was exported to a folder and is loaded into CTranslate2."""
 
@@ -72,6 +61,16 @@ class CTranslate2(Engine):
             )
         except (RuntimeError, ValueError) as error:
             raise DataError(f"CTranslate2 cannot load {folder} ({error})") from None
+
+    def adapted(self, search: Search, warn: Callable[[str], None]) -> Search:
+        """Return the search with the stopping rule of CTranslate2; warn if the search had another rule."""
+        if not isinstance(search, Beam) or search.stopping == NAME:
+            return search
+        warn(f"the engine {NAME!r} uses its own stopping rule (stopping={NAME}), not {search.stopping!r}")
+        try:
+            return replace(search, stopping=NAME)
+        except SpecError as error:
+            raise _refused(error.path, error.message.partition(";")[0]) from None
 
     def check(self, search: Search, limits: Limits, rules: TokenConstraints) -> None:
         if not isinstance(search, Beam):

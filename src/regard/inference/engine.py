@@ -1,7 +1,7 @@
 """The base class of inference engines. Engines work on token ids; `regard.inference.text` encodes and decodes text."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import ClassVar
 
 from regard.decoding.constraints import TokenConstraints
@@ -19,6 +19,10 @@ class Engine(ABC):
     """
 
     name: ClassVar[str]
+
+    def adapted(self, search: Search, warn: Callable[[str], None]) -> Search:  # noqa: ARG002
+        """Return the search of a recipe as this engine performs it, and call `warn` if that is another search."""
+        return search
 
     @abstractmethod
     def check(self, search: Search, limits: Limits, rules: TokenConstraints) -> None:

@@ -8,7 +8,6 @@ from regard.decoding.hypothesis import Limits
 from regard.decoding.length_limit import widest
 from regard.decoding.search import Search
 from regard.errors import DataError, SpecError
-from regard.inference.ctranslate2 import CTranslate2, adapted
 from regard.inference.engine import Engine
 from regard.inference.text import Constraints, Output, Texts, Warn
 from regard.models.base import Generator
@@ -86,8 +85,8 @@ def text_decoder(  # noqa: PLR0913  # the options of the command line
             raise SpecError("--engine", f"{engine!r} cannot join several runs as an ensemble; give one run")
         loaded = runs[0].engine(engine, quantize, threads, report or warn) if isinstance(engine, str) else engine
         texts = replace(texts, engine=loaded)
-        if isinstance(loaded, CTranslate2) and search is None and "stopping" not in parse_changes(changes, "decode"):
-            chosen = adapted(chosen, warn)
+        if loaded is not None and search is None and "stopping" not in parse_changes(changes, "decode"):
+            chosen = loaded.adapted(chosen, warn)
     constraints = wishes or Constraints(prefix, several(required), several(banned), no_repeat)
     translates = runs[0].objective.model == "sequence_to_sequence"
     return TextDecoder(texts, translates, chosen, limits or Limits(min_len, max_len), constraints, batch_size)

@@ -6,7 +6,7 @@ import os
 import re
 import signal
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
@@ -245,6 +245,19 @@ def test_n_best_prints_n_outputs_for_every_input_line(
     words = ("translate", folders["translator"], source, *search, "--n-best", "3", "--max-len", "6")
     assert printed(*words).count("\n") == 3 * len(SOURCES)
     assert [len(best) for best in json.loads(printed(*words, "--json"))] == [3] * len(SOURCES)
+
+
+def test_an_engine_may_perform_the_search_of_the_recipe_in_its_own_way(runs: dict[str, TrainedModel]) -> None:
+    class Greedy(Poor):
+        def adapted(self, search: Search, warn: Callable[[str], None]) -> Search:
+            warn("greedy")
+            return Beam(1)
+
+    warned: list[str] = []
+    assert text_decoder([runs["translator"]], engine=Greedy(), warn=warned.append).search == Beam(1)
+    assert warned == ["greedy"]
+    assert text_decoder([runs["translator"]], engine=Greedy(), search=Beam(3)).search == Beam(3)
+    assert text_decoder([runs["translator"]], engine=Poor()).search == runs["translator"].recipe.decode
 
 
 def test_n_best_in_python_by_workers_and_by_other_engines(
