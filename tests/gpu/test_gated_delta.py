@@ -41,10 +41,11 @@ def test_outputs_and_gradients() -> None:
 def test_a_cuda_graph_computes_the_same() -> None:
     """As in training, where a step is one graph: no operation waits for the GPU."""
     leaves = leaves_of(inputs(200), device="cuda")
-    stream = torch.cuda.Stream()
-    with torch.cuda.stream(stream):
+    expected = outputs_and_gradients(chunked_gated_delta_rule, leaves)
+    torch.cuda.synchronize()
+    with torch.cuda.stream(torch.cuda.Stream()):  # a graph is captured after a few steps beside the default stream
         for _ in range(3):
-            expected = outputs_and_gradients(chunked_gated_delta_rule, leaves)
+            outputs_and_gradients(chunked_gated_delta_rule, leaves)
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):

@@ -1,4 +1,6 @@
-"""The gated delta rule in chunks of tokens: matrix products over all chunks, and a loop over the states between them."""
+"""The gated delta rule in chunks of tokens: products over all chunks at once, and a loop over the states between them."""
+
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -104,7 +106,7 @@ def chunk_states(maps: Tensor, added: Tensor, state: Tensor) -> Tensor:
 
 
 @chunk_states.register_fake
-def _(maps, added, state):  # noqa: ARG001
+def _(maps: Tensor, added: Tensor, state: Tensor) -> Tensor:  # noqa: ARG001
     return state.new_empty(maps.shape[0] + 1, *state.shape)
 
 
@@ -123,15 +125,15 @@ def chunk_states_backward(maps: Tensor, direct: Tensor) -> Tensor:
 
 
 @chunk_states_backward.register_fake
-def _(maps, direct):  # noqa: ARG001
+def _(maps: Tensor, direct: Tensor) -> Tensor:  # noqa: ARG001
     return torch.empty_like(direct, memory_format=torch.contiguous_format)
 
 
-def _remember(ctx, inputs, output) -> None:
+def _remember(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
     ctx.save_for_backward(inputs[0], output)
 
 
-def _gradients(ctx, direct):
+def _gradients(ctx: Any, direct: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     maps, states = ctx.saved_tensors
     grads = chunk_states_backward(maps, direct)
     return grads[1:] @ states[:-1].mT, grads[1:], grads[0]
