@@ -1,4 +1,4 @@
-"""The gated delta rule in chunks of tokens: products over all chunks at once, and a loop over the states between them."""
+"""The gated delta rule in chunks of tokens: products over all chunks at once, and a loop over states between them."""
 
 from typing import Any
 
