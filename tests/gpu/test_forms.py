@@ -14,16 +14,19 @@ from regard.errors import DataError, SpecError
 from regard.models.base import LanguageModel, Model, ModelSpec
 from regard.models.build import build
 from regard.nn.branches.compressed_attention import CompressedAttention
+from regard.nn.branches.gated_delta import GatedDelta
 from regard.nn.branches.self_attention import SelfAttention
 from regard.testing import tiny
 from regard.tree import swap
 
 pytestmark = pytest.mark.gpu
 COMPRESSED = CompressedAttention(2)
+DELTA = GatedDelta(4, key_heads=2, d_head=8, d_value=4)
 FAMILIES = {
     **tiny.families(),
     "compressed attention": swap(tiny.encoder_decoder(), SelfAttention, lambda _: COMPRESSED),
     "compressed attention with a prefix": swap(tiny.prefix_lm(), SelfAttention, lambda _: COMPRESSED),
+    "gated delta rule": swap(tiny.decoder_only(), SelfAttention, lambda _: DELTA),
 }
 GENERATING = [name for name, spec in FAMILIES.items() if isinstance(build(spec, "meta"), LanguageModel)]
 

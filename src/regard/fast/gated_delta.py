@@ -1,10 +1,13 @@
-"""The gated delta rule in chunks of tokens: matrix products within a chunk, and a loop over the chunks."""
+"""The gated delta rule in chunks of tokens: products over all chunks at once, and a loop over states between them."""
+
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
+from regard.fast.operators import operator
 from regard.nn.branches.gated_delta import GatedDeltaModule, gated_delta_rule
 
 CHUNK = 64  # tokens
@@ -47,36 +50,93 @@ def chunked_gated_delta_rule(
 
     The system is solved for all chunks at once, before S is known, as u = x - z S. Here x is the solution for the right
     side b_i * v_i, and z is the solution for the right side b_i * d_i * k_i. This is the WY representation of Bischof
-    and Van Loan 1987 (Yang et al. 2024).
+    and Van Loan 1987 (Yang et al. 2024). With c the last token of a chunk, the state after the chunk is a linear map of
+    S, with matrices that are also computed for all chunks at once:
+
+        S_c = (d_c - sum_j D_cj * k_j z_j') S + sum_j D_cj * k_j x_j'.
+
+    So the loop over the chunks, in `chunk_states`, has one matrix product per chunk.
     """
-    T = q.shape[2]
+    B, H, T, K = q.shape
     chunk = min(chunk, T)
     padding = -T % chunk
-    # Padding has strength 0 and log_decay 0, so it does not change the state.
-    q, k, v = (F.pad(x, (0, 0, 0, padding)).unflatten(2, (-1, chunk)) for x in (q, k, v))
-    log_decay, strength = (F.pad(x, (0, padding)).unflatten(2, (-1, chunk)) for x in (log_decay, strength))
+    # Padding has strength 0 and log_decay 0, so it does not change the state. Tensors are (N, B * H, chunk, ...), so
+    # that the loop reads contiguous memory.
+    q, k, v, gates = (
+        F.pad(x.flatten(0, 1), (0, 0, 0, padding)).unflatten(1, (-1, chunk)).transpose(0, 1).contiguous()
+        for x in (q, k, v, torch.stack((log_decay, strength), -1))
+    )
+    log_decay, strength = gates.unbind(-1)
 
-    # A product of decays is the exponential of a difference between two sums of `log_decay`. A token that clears the
-    # state has log_decay = -inf, and the difference could be inf - inf. So the sums skip the token, and the products
-    # across it are set to 0.
+    # A product of decays is the exponential of a sum of `log_decay`. Differences of cumulative sums would lose the
+    # digits of weak decays after a strong decay, so each sum is computed from its own terms. A token that clears the
+    # state has log_decay = -inf, and 0 * -inf is not a number. So the sums skip the token, and the products across it
+    # are set to 0.
     clears = log_decay == -torch.inf
-    total, cleared = log_decay.masked_fill(clears, 0.0).cumsum(-1), clears.cumsum(-1)
-    place = torch.arange(chunk, device=q.device)
-    apart = (place[:, None] < place) | (cleared[..., :, None] != cleared[..., None, :])
-    between = (total[..., :, None] - total[..., None, :]).masked_fill(apart, -torch.inf).exp()  # D
-    since = total.masked_fill(cleared > 0, -torch.inf).exp()[..., None]  # d
-    until = between[..., -1, :, None]  # decay after each token up to the end of the chunk
+    log_decay, cleared = log_decay.masked_fill(clears, 0.0), clears.cumsum(-1)
+    upto = torch.ones(chunk, chunk, dtype=q.dtype, device=q.device).tril()
+    sums = upto @ (log_decay[..., None] * upto.tril(-1))  # over the tokens after j, up to and including i
+    apart = (upto == 0) | (cleared[..., :, None] != cleared[..., None, :])
+    between = sums.masked_fill(apart, -torch.inf).exp()  # D
+    since = log_decay.cumsum(-1).masked_fill(cleared > 0, -torch.inf).exp()[..., None]  # d
 
     weighted = strength[..., None] * k
     system = (weighted @ k.mT) * between  # the solver reads only its part below the diagonal
     right = torch.cat((strength[..., None] * v, weighted * since), -1)
     solved = torch.linalg.solve_triangular(system, right, upper=False, unitriangular=True)
-    from_v, from_state = solved.split_with_sizes((v.shape[-1], k.shape[-1]), -1)
-    within, q, k = (q @ k.mT) * between, q * since, k * until
+    from_v, from_state = solved.split_with_sizes((v.shape[-1], K), -1)
+    within, q, k = (q @ k.mT) * between, q * since, k * between[..., -1, :, None]
 
-    outputs = []
-    for n in range(q.shape[2]):
-        correction = from_v[:, :, n] - from_state[:, :, n] @ state
-        outputs.append(q[:, :, n] @ state + within[:, :, n] @ correction)
-        state = since[:, :, n, -1:] * state + k[:, :, n].mT @ correction
-    return torch.cat(outputs, 2)[:, :, :T], state
+    kept = since[..., -1:, :] * torch.eye(K, dtype=q.dtype, device=q.device)
+    states = chunk_states(kept - k.mT @ from_state, k.mT @ from_v, state.flatten(0, 1))
+    corrections = from_v - from_state @ states[:-1]
+    y = q @ states[:-1] + within @ corrections
+    return y.transpose(0, 1).flatten(1, 2)[:, :T].unflatten(0, (B, H)), states[-1].unflatten(0, (B, H))
+
+
+@operator("regard::chunk_states")
+def chunk_states(maps: Tensor, added: Tensor, state: Tensor) -> Tensor:
+    """Return S_0 = `state` and S_(n+1) = maps_n S_n + added_n, as a tensor (N + 1, M, K, V). `maps` is (N, M, K, K)."""
+    states = state.new_empty(maps.shape[0] + 1, *state.shape)
+    states[0] = state
+    each = states.unbind()
+    for n, (matrix, more) in enumerate(zip(maps.unbind(), added.unbind(), strict=True)):
+        torch.baddbmm(more, matrix, each[n], out=each[n + 1])
+    return states
+
+
+@chunk_states.register_fake
+def _(maps: Tensor, added: Tensor, state: Tensor) -> Tensor:  # noqa: ARG001
+    return state.new_empty(maps.shape[0] + 1, *state.shape)
+
+
+@operator("regard::chunk_states_backward")
+def chunk_states_backward(maps: Tensor, direct: Tensor) -> Tensor:
+    """Return the gradients of all states, G_N = direct_N and G_n = direct_n + maps_n' G_(n+1).
+
+    `direct` are the gradients of the states without what flows through later states.
+    """
+    grads = torch.empty_like(direct, memory_format=torch.contiguous_format)
+    grads[-1] = direct[-1]
+    each, parts, matrices = grads.unbind(), direct.unbind(), maps.unbind()
+    for n in range(len(matrices) - 1, -1, -1):
+        torch.baddbmm(parts[n], matrices[n].mT, each[n + 1], out=each[n])
+    return grads
+
+
+@chunk_states_backward.register_fake
+def _(maps: Tensor, direct: Tensor) -> Tensor:  # noqa: ARG001
+    return torch.empty_like(direct, memory_format=torch.contiguous_format)
+
+
+def _remember(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+    ctx.save_for_backward(inputs[0], output)
+
+
+def _gradients(ctx: Any, direct: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    maps, states = ctx.saved_tensors
+    grads = chunk_states_backward(maps, direct)
+    return grads[1:] @ states[:-1].mT, grads[1:], grads[0]
+
+
+chunk_states.register_autograd(_gradients, setup_context=_remember)

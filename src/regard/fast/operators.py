@@ -1,4 +1,4 @@
-"""Register our Triton kernels as custom operators of torch, because torch cannot trace into kernels."""
+"""Register our kernels as custom operators of torch: it cannot trace Triton, and would unroll loops over chunks."""
 
 from functools import partial
 
@@ -7,6 +7,7 @@ import torch
 NAMES = (
     "layer_norm", "layer_norm_backward", "linear_relu", "relu_backward",
     "attend_segments", "attend_segments_backward", "attend_joint", "attend_joint_backward",
+    "chunk_states", "chunk_states_backward",
 )  # fmt: skip
 
 # A decorator that declares a function as an operator. The function must not change its arguments. The tag keeps the

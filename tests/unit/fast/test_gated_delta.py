@@ -1,10 +1,21 @@
 """The gated delta rule in chunks equals the loop over tokens."""
 
+from functools import partial
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from regard.fast.gated_delta import CHUNK, ChunkedGatedDelta, chunked_gated_delta_rule
+from regard.fast.gated_delta import (
+    CHUNK,
+    ChunkedGatedDelta,
+    chunk_states,
+    chunk_states_backward,
+    chunked_gated_delta_rule,
+)
 from regard.nn.branches.gated_delta import gated_delta_rule, unit
 
 B, H, K, V = 2, 3, 6, 4
@@ -60,3 +71,57 @@ def test_float32_is_precise_for_weak_and_strong_decays(log_decay: float) -> None
         torch.testing.assert_close(mine.double(), plain, rtol=0, atol=1e-4)
     for gradient in torch.autograd.grad(rounded[0].sum() + rounded[1].sum(), single):
         assert bool(torch.isfinite(gradient).all())
+
+
+@pytest.mark.parametrize("strong", [-50.0, -1e3, -1e6])
+def test_float32_is_precise_for_weak_decays_after_a_strong_one(strong: float) -> None:
+    """The digits of a weak decay are lost in a sum that begins with a strong one."""
+    single = [x.float() for x in inputs(300)]
+    single[3] = single[3] / 200
+    single[3][:, :, 5::50] = strong
+    exact = gated_delta_rule(*(x.double().requires_grad_() for x in single))
+    rounded = chunked_gated_delta_rule(*(x.requires_grad_() for x in single))  # type: ignore[reportCallIssue]
+    for mine, plain in zip(rounded, exact, strict=True):
+        torch.testing.assert_close(mine.double(), plain, rtol=0, atol=1e-5)
+
+
+class Work(TorchDispatchMode):
+    """Counts the elements that operations write."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.elements = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if isinstance(result, Tensor) and not result._is_view():
+            self.elements += result.numel()
+        return result
+
+
+def test_time_of_forward_and_backward_pass_is_linear() -> None:
+    """The gradient of each slice of a tensor would be as large as the tensor."""
+    elements = []
+    for chunks in (8, 32):
+        leaves = [x.requires_grad_() for x in inputs(chunks * CHUNK)]
+        with Work() as work:
+            y, last = chunked_gated_delta_rule(*leaves)  # type: ignore[reportCallIssue]
+            torch.autograd.grad(y.sum() + last.sum(), leaves)
+        elements.append(work.elements)
+    assert elements[1] < 4.1 * elements[0]
+
+
+def test_the_loop_over_chunks_is_one_operation_for_the_compiler() -> None:
+    """Otherwise, torch.compile would unroll 1,024 chunks of a text of 65,536 tokens."""
+    maps, added, state = torch.randn(3, 2, 4, 4), torch.randn(3, 2, 4, 5), torch.randn(2, 4, 5)
+    arguments = (maps, added, state)
+    checks = ("test_schema", "test_autograd_registration", "test_faketensor")
+    torch.library.opcheck(chunk_states, tuple(x.requires_grad_() for x in arguments), test_utils=checks)
+    torch.library.opcheck(chunk_states_backward, (maps.detach(), torch.randn(4, 2, 4, 5)), test_utils=checks)
+    assert torch.autograd.gradcheck(chunk_states, arguments)
+
+    sizes = []
+    for chunks in (2, 6):
+        trace: Any = make_fx(partial(chunked_gated_delta_rule, chunk=CHUNK))(*inputs(chunks * CHUNK))
+        sizes.append(len(trace.graph.nodes))
+    assert sizes[0] == sizes[1]

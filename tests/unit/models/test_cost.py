@@ -16,7 +16,9 @@ from regard.models.cost import cost
 from regard.models.encoder_only import MaskedLM, SentenceClassifier, TokenClassifier
 from regard.nn.branches.experts import MixtureOfExperts, Switch
 from regard.nn.branches.feedforward import FeedForward
+from regard.nn.branches.gated_delta import GatedDelta
 from regard.nn.branches.product_key import ProductKeyMemory
+from regard.nn.branches.self_attention import SelfAttention
 from regard.testing import tiny
 from regard.variants import apply
 
@@ -125,6 +127,19 @@ def test_flops_of_parts_match_their_formulas() -> None:
     assert part("untied", "head") == 2 * D * V
     light = 2 * D * 2 * D + 2 * D * D + 2 * D * D  # gate, pointwise, output; depthwise filters are elementwise
     assert part("light_conv", "decoder.convolution") == 2 * light
+
+
+def test_flops_of_the_gated_delta_rule_need_no_loop_over_the_tokens() -> None:
+    """Reading the state, predicting a value and correcting the state take 2 d_head d_value FLOPs each per token."""
+    spec = swap(tiny.decoder_only(), SelfAttention, lambda _: GatedDelta(4, 2, d_head=3, d_value=5))
+    D, H, G, K, V = 16, 4, 2, 3, 5
+    projections = 2 * D * (2 * G * K + 2 * H * V + 2 * H) + 2 * H * V * D
+    for length in (7, 65536):
+        parts = {part.part: part.flops_per_token for part in cost(spec, length).parts}
+        assert parts["decoder.gated_delta"] == 2 * (projections + 6 * H * K * V)
+    model = build(spec, seed=1).eval().requires_grad_(False)
+    _, total = costs._counted(model, Batch(torch.ones(1, 7, dtype=torch.int64)))
+    assert total == 7 * cost(spec, 7).flops_per_token
 
 
 def test_recurrent_encoder_needs_two_flops_per_weight() -> None:

@@ -11,9 +11,14 @@ from regard.models.base import ModelSpec
 from regard.models.build import build
 from regard.models.encoder_decoder import EncoderDecoder
 from regard.models.encoder_only import SentenceClassifier
+from regard.nn.branches.base import BranchSpec
+from regard.nn.branches.linformer import Linformer
+from regard.nn.branches.self_attention import SelfAttention
+from regard.nn.branches.synthesizer import Synthesizer
 from regard.planner import candidates
 from regard.planner import fit as fitting
 from regard.presets import preset
+from regard.tree import swap
 from regard.variants import apply
 
 
@@ -79,3 +84,12 @@ def test_rows_are_packed_if_the_task_and_the_model_allow_it() -> None:
 def test_packed_rows_hold_the_longest_text(longest: int, length: int) -> None:
     assert fitting.packed(Buckets(4096), longest) == Packing(4096, length)
     assert fitting.packed(Buckets(100), longest) == Packing(length, length)
+
+
+@pytest.mark.parametrize("branch", [Linformer(max_len=32, rank=4), Synthesizer(max_len=32)], ids=lambda b: b.kind)
+def test_branches_with_weights_for_positions_have_enough_for_the_longest_text(branch: BranchSpec) -> None:
+    """Otherwise, training would end with an error at the first batch with a longer text."""
+    spec: Any = swap(preset("bert_base"), SelfAttention, lambda _: branch)
+    for longest, expected in ((40, 40), (20, 32)):
+        model = fitted(spec, Classification(("a", "b")), {"text": 99}, longest=longest)
+        assert model.encoder.pattern[0].branches[0].max_len == expected

@@ -6,18 +6,26 @@ import pytest
 import torch
 from torch import Tensor
 
+from regard.batch import Batch
 from regard.errors import SpecError
+from regard.models.build import build
+from regard.models.encoder_only import EncoderOnly, TokenClassifier
+from regard.nn.block import Block
 from regard.nn.branches.self_attention import SelfAttention
 from regard.nn.core import Branch, Site
+from regard.nn.embedding import Tokens
 from regard.nn.mask import Context, Mask, View
 from regard.nn.position.additive import Injected
 from regard.nn.position.base import position_bias
 from regard.nn.position.bias import ALiBi, T5Bias
 from regard.nn.position.rotary import Rotary
 from regard.nn.position.shaw import Shaw
+from regard.nn.residual import PreNorm
 from regard.nn.rms_norm import RMSNorm
+from regard.nn.stacks.plain import Plain
 from regard.nn.trace import Trace
 from regard.weights import copy_from, unfused
+from tests.learning import Learned
 from tests.unit.nn.branches.random_branch import branch_of
 
 MakeSite = Callable[..., Site]
@@ -119,6 +127,50 @@ def test_tied_projections_equal_copies_of_one_projection(tied: Any, site: MakeSi
     q, k, _ = branch.split(branch.qkv(x), View(Mask(), T, T, CPU))
     scores = q @ k.transpose(-1, -2)
     assert torch.allclose(scores, scores.transpose(-1, -2)) == (tied == "query_key")
+
+
+def wrong_previous_tokens(tied: Any, seed: int) -> float:
+    """Train one layer with rotary positions to output the previous token (the last one at the first), without a mask.
+
+    Return the error rate on other texts.
+    """
+    block = Block((SelfAttention(tied=tied),), PreNorm())
+    model: Any = build(
+        EncoderOnly(
+            TokenClassifier(10),
+            vocab=10,
+            d_model=32,
+            heads=1,
+            dropout=0.0,
+            input=Tokens(position=None),
+            encoder=Plain((block,), 1, position=Rotary()),
+        ),
+        seed=seed,
+    )
+    rng, steps = torch.Generator().manual_seed(seed), 80
+    optimizer = torch.optim.Adam(model.parameters(), 2e-2)
+    schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.0, steps)
+    for _ in range(steps):
+        ids = torch.randint(10, (32, 12), generator=rng)
+        scores = model.scores(Batch(ids))
+        torch.nn.functional.cross_entropy(scores.flatten(0, 1), ids.roll(1, 1).flatten()).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        schedule.step()
+    ids = torch.randint(10, (200, 12), generator=rng)
+    with torch.no_grad():
+        return (model.scores(Batch(ids)).argmax(-1) != ids.roll(1, 1)).double().mean().item()
+
+
+def test_separate_queries_and_keys_find_the_previous_token_and_equal_ones_do_not(learned: Learned) -> None:
+    """C6: if W_k = W_q, two neighbours have the same score for each other, so a token cannot prefer the previous one.
+
+    If it guesses which of its two neighbours was before it, 0.45 of the tokens are wrong.
+    """
+    torch.set_default_dtype(torch.float32)
+    free, equal = ([wrong_previous_tokens(tied, seed) for seed in learned.seeds(1)] for tied in ("none", "query_key"))
+    learned("wrong tokens, separate", *free, below=0.1, broken=0.45)
+    learned("wrong tokens, W_k = W_q", *equal, above=0.15, broken=0.0)
 
 
 def test_stack_bias_reaches_the_scores(site: MakeSite, naive: Naive) -> None:
