@@ -13,6 +13,7 @@ from regard.models.decoder_only_translator import DecoderOnlyTranslator
 from regard.models.encoder_decoder import EncoderDecoder
 from regard.models.encoder_only import EncoderOnly, SentenceClassifier
 from regard.nn.branches.base import BranchSpec
+from regard.nn.branches.linformer import Linformer
 from regard.nn.branches.synthesizer import Synthesizer
 from regard.nn.position.additive import Learned
 from regard.nn.stacks.base import StackSpec
@@ -66,6 +67,6 @@ def fitted(
         changes["input.position.max_len"] = longest
     for path, value in leaves(model):
         holder = path.removesuffix(".max_len")
-        if holder != path and isinstance(get_at(model, holder), Synthesizer) and value < longest:
+        if holder != path and isinstance(get_at(model, holder), Synthesizer | Linformer) and value < longest:
             changes[path] = longest
     return changes

@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from regard import swap
 from regard.catalogue import edited
 from regard.data.batching import Buckets, Packing
 from regard.data.objectives import Classification, LanguageModelling, Objective, Translation
@@ -11,9 +12,12 @@ from regard.models.base import ModelSpec
 from regard.models.build import build
 from regard.models.encoder_decoder import EncoderDecoder
 from regard.models.encoder_only import SentenceClassifier
+from regard.nn.branches.linformer import Linformer
+from regard.nn.branches.self_attention import SelfAttention
 from regard.planner import candidates
 from regard.planner import fit as fitting
 from regard.presets import preset
+from regard.tree import walk
 from regard.variants import apply
 
 
@@ -63,6 +67,15 @@ def test_learned_positions_are_as_many_as_the_longest_text() -> None:
     assert "input.position.max_len" not in fitting.fitted(
         preset("transformer_tiny"), Translation(), {"source": 9, "target": 9}, 64
     )
+
+
+def test_a_linformer_has_weights_for_the_longest_text() -> None:
+    model = swap(preset("bert_base"), SelfAttention, lambda _: Linformer(max_len=512))
+    longest = {spec.max_len for spec in walk(model) if isinstance(spec, Linformer)}
+    assert longest == {512}
+    fit = fitted(model, Classification(("a", "b")), {"text": 99}, longest=4002)
+    assert {spec.max_len for spec in walk(fit) if isinstance(spec, Linformer)} == {4002}
+    assert not any(path.endswith("branches[0].max_len") for path in fitting.fitted(model, Classification(), {}, 500))
 
 
 def test_rows_are_packed_if_the_task_and_the_model_allow_it() -> None:
