@@ -5,6 +5,7 @@ PYTEST_ARGS ?=
 MARGINS_ARGS ?=
 DEFAULTS_ARGS ?=
 LENGTH_ARGS ?=
+BYTES_ARGS ?= --jobs 4
 
 BIN := .venv/bin
 STAMP := .venv/.stamp
@@ -13,7 +14,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check -qq
 PYTEST := $(BIN)/python -m pytest -q --no-header --tb=short --maxfail=20
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check bench bench-data bench-train bench-decode bench-endless bench-text bench-defaults bench-defaults-gpu needs-data speed length docs test-kills test-margins coverage test-oracles test-gpu table ladder record clean
+.PHONY: help setup demo test check bench bench-data bench-train bench-decode bench-endless bench-text bench-defaults bench-defaults-gpu needs-data speed length docs test-kills test-margins coverage test-oracles test-gpu table ladder record bytes clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "%-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -122,6 +123,10 @@ record: ## train the 60-second translator on Multi30k, three seeds, with GPU_PYT
 # Needs $REGARD_DATA, and goes on where it was stopped. GPU_PYTHON is a Python with a CUDA build of torch.
 ladder: ## what the Transformer replaced, on Multi30k, for docs/results/ladder.md (a GPU; about 15 minutes on one)
 	PYTHONPATH=src $(GPU_PYTHON) docs/results/ladder.py $(REGARD_DATA) --seconds 30 --search 300
+
+# Needs $REGARD_DATA, and goes on where it was stopped. Another number of seeds: BYTES_ARGS="--jobs 4 --seeds 3".
+bytes: needs-data ## film reviews as bytes: full, sparse and linear attention, for docs/results/bytes.md, with GPU_PYTHON
+	PYTHONPATH=src $(GPU_PYTHON) docs/results/bytes.py $(REGARD_DATA) $(BYTES_ARGS)
 
 # Not from .venv, which holds the CPU build of torch: GPU_PYTHON is a Python with a CUDA build, and pytest.
 test-gpu: ## tests that need CUDA, with GPU_PYTHON

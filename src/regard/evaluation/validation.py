@@ -144,5 +144,7 @@ def classified(model: Model, held_out: HeldOut, texts: Sequence[str]) -> list[st
     """Return the predicted label of each text."""
     assert isinstance(model, Classifier)
     device, objective = next(model.parameters()).device, held_out.objective
-    predictions = classify(model, objective, texts, held_out.tokenizers, device, held_out.max_len, 64)
+    # Without a backward pass, a batch of this size needs less memory than a batch of training.
+    tokens = 4 * (getattr(held_out.batching, "tokens", None) or held_out.max_len)
+    predictions = classify(model, objective, texts, held_out.tokenizers, device, held_out.max_len, 64, tokens=tokens)
     return [prediction.label for prediction in predictions]

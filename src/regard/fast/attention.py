@@ -114,7 +114,7 @@ def choose(call: Call) -> str:
         return "reference"
     candidates: tuple[str, ...] = ()
     if is_sparse(call.view):
-        candidates = ("varlen", "flex", "chunked") if call.q.is_cuda else ("chunked",)
+        candidates = _for_patterns(call)
     elif call.q.is_cuda and call.view.mask.packed:
         candidates = _for_packed(call.view)
     return next((name for name in candidates if refusal(name, call) is None), "sdpa")
@@ -126,6 +126,20 @@ def is_sparse(view: View) -> bool:
     if pattern is None or (packed and pattern.needs_order) or view.T * view.S < LARGE or torch.compiler.is_compiling():
         return False
     return density(pattern, view.mask.causal, view.T, view.S) <= DENSE
+
+
+def _for_patterns(call: Call) -> tuple[str, ...]:
+    """Return the names of the kernels for a sparse pattern in a long sequence, fastest first.
+
+    The "flex" kernel is compiled for each shape, which takes many seconds. For a ninth shape, torch stops compiling it
+    and computes all T x S scores. So it is the first choice only in training on rows of one shape: packed rows, and
+    rows without padding.
+    """
+    mask = call.view.mask
+    if not call.q.is_cuda:
+        return ("chunked",)
+    one_shape = torch.is_grad_enabled() and (mask.packed or mask.k_seg is None)
+    return ("varlen", "flex", "chunked") if one_shape else ("varlen", "chunked", "flex")
 
 
 def _for_packed(view: View) -> tuple[str, ...]:

@@ -5,7 +5,6 @@ from collections.abc import Sequence, Sized
 import torch
 
 from regard.batch import Batch, pad
-from regard.data.token_store import chunks
 from regard.decoding.constraints import TokenConstraints
 from regard.decoding.hypothesis import Hypothesis, Limits, SpecialTokens
 from regard.decoding.job import Job, prepare
@@ -52,6 +51,16 @@ class Native(Engine):
         return prepare(self.models, batch, self.ends, limits, rules, rows, prefill_chunk(search))
 
 
-def by_length(rows: Sequence[Sized], batch_size: int) -> list[list[int]]:
-    """Return batches of row indices, the longest rows first, so that running out of memory happens at the start."""
-    return list(chunks(sorted(range(len(rows)), key=lambda i: (-len(rows[i]), i)), batch_size))
+def by_length(rows: Sequence[Sized], batch_size: int, tokens: int | None = None) -> list[list[int]]:
+    """Return batches of row indices, the longest rows first, so that running out of memory happens at the start.
+
+    A batch has at most `batch_size` rows. If `tokens` is given, it has at most so many tokens with padding, or one row.
+    """
+    order = sorted(range(len(rows)), key=lambda i: (-len(rows[i]), i))
+    batches, first = list[list[int]](), 0
+    while first < len(order):
+        longest = max(1, len(rows[order[first]]))
+        size = batch_size if tokens is None else max(1, min(batch_size, tokens // longest))
+        batches.append(order[first : first + size])
+        first += size
+    return batches

@@ -439,9 +439,11 @@ def classify(  # noqa: PLR0913, PLR0917  # a classifier of a run, and the option
     batch_size: int = 32,
     warn: Warn = lambda _: None,
     first: int = 0,
+    tokens: int | None = None,
 ) -> list[Prediction]:
     """Return the predicted class of every text, including empty texts.
 
+    A batch has at most `batch_size` texts and, if `tokens` is given, at most so many tokens with padding, or one text.
     `first` is the index of the first text in the whole input, for warnings.
     """
     refuse_string(texts)
@@ -455,7 +457,7 @@ def classify(  # noqa: PLR0913, PLR0917  # a classifier of a run, and the option
     table = objective.limit(whole, max_len).table
     inputs = table[objective.columns[0]]
     predictions: dict[int, Prediction] = {}
-    for numbers in by_length([inputs[i] for i in range(len(texts))], batch_size):
+    for numbers in by_length([inputs[i] for i in range(len(texts))], batch_size, tokens):
         batch = objective.item(table.columns, list(np.asarray(numbers)[:, None])).batch
         scores: Tensor = model.scores(batch.to(device))
         for number, probabilities in zip(numbers, scores.double().softmax(-1).tolist(), strict=True):

@@ -32,6 +32,7 @@ from regard.training.ranking import Criterion, Metrics
 from regard.training.trainer import Trainer, Watcher
 
 SAMPLED, SAMPLE_WORDS, SAMPLE_TOKENS = 100, range(4, 13), 20  # for the sample output shown at validation
+COUNTED = (48, 96)  # lengths of the texts in which the FLOPs of longer texts are counted
 COMPILE_CACHE = "TORCHINDUCTOR_CACHE_DIR"  # environment variable: the folder for compiled code
 
 
@@ -172,5 +173,11 @@ def forward_flops(recipe: Recipe, data: Prepared) -> float:
     length = max(1, data.survey.ids[column] // max(1, data.survey.kept))
     if isinstance(recipe.data.batching, Windows):
         length = recipe.data.batching.length
-    per_token = cost(recipe.model, length).flops_per_token
+    # The FLOPs of a token are a constant, plus a multiple of the length if there is attention. To count them, recurrent
+    # layers run token by token, which would take half a minute for a thousand tokens.
+    if length <= COUNTED[1]:
+        per_token = cost(recipe.model, length).flops_per_token
+    else:
+        short, long = (cost(recipe.model, tokens).flops_per_token for tokens in COUNTED)
+        per_token = short + (long - short) * (length - COUNTED[0]) / (COUNTED[1] - COUNTED[0])
     return per_token * length if data.objective.labelled else per_token

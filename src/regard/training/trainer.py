@@ -202,10 +202,11 @@ class Trainer:
             why = str(error)
         # After the handler, because the error keeps all tensors of the step in memory.
         if self.validating:
-            raise OutOfMemoryError(
-                f"memory ran out on {self.device} while validating; translate fewer records with --set train.decode=16 "
-                "(0: none), or leave out long ones with data.max_len"
-            )
+            advice = "lower data.batching.tokens, or truncate long texts with data.max_len"
+            if "text" in self.loader.examples.objective.provides:
+                fewer = "translate fewer records with --set train.decode=16 (0: none)"
+                advice = f"{fewer}, or leave out long ones with data.max_len"
+            raise OutOfMemoryError(f"memory ran out on {self.device} while validating; {advice}")
         longest = max(int(lengths.max()) for lengths in self.loader.examples.lengths.values())
         tokens, latest = getattr(self.loader.batching, "tokens", None), self.folder.latest()
         shortage = MemoryShortage(why, self.device, tokens, self.spec.accumulate, longest)

@@ -1,5 +1,6 @@
 """Validation counts degenerate translations and uses the length limit of the recipe."""
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,8 +16,11 @@ from regard.decoding.beam import Beam
 from regard.decoding.length_limit import LengthLimit, fit
 from regard.evaluation.validation import HeldOut, measured, validate
 from regard.inference.text import Output, Texts
+from regard.models.base import Classifier
 from regard.models.build import build
 from regard.recipe.recipe import request_from_record
+from regard.runs.assemble import measure_of
+from regard.runs.request import request_from_options
 from regard.runs.resolve import resolve
 
 LOOP, PLAIN = (7,) * 12, tuple(range(5, 17))
@@ -53,3 +57,26 @@ def test_degenerate_outputs_are_counted_under_the_limit_of_the_training_text(
     assert {"loss", "bleu", "chrf", "exact_match", "perplexity"} <= values.keys()
     assert (values["repeating"], values["unfinished"]) == (25.0, 25.0)
     assert limits == [recipe.length_limit]
+
+
+def test_texts_to_classify_share_a_batch_only_up_to_a_number_of_tokens(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """64 texts of 4,000 tokens would need many times the memory of a batch of training."""
+    text = tmp_path / "text"
+    text.write_text("".join(f"{'ab'[i % 2]}\t{'xy ' * (100 if i < 40 else 1)}{i}\n" for i in range(60)))
+    data = {"objective": "classification", "tokenizer": "bytes", "batching": {"kind": "buckets", "tokens": 320}}
+    options: dict[str, Any] = {"labelled": text, "changes": ["train.steps=4", "data.held_out=30"]}
+    (tmp_path / "recipe.json").write_text(json.dumps({"data": data}))
+    request = request_from_options(recipe=tmp_path / "recipe.json", **options)
+    prepared = prepare(request.data, tmp_path / "data", seed=1)
+    recipe = resolve(request, prepared, torch.device("cpu"), lambda _: None)
+    model, shapes = build(recipe.model), list[torch.Size]()
+    assert isinstance(model, Classifier)
+    scores = model.scores
+    monkeypatch.setattr(model, "scores", lambda batch, *more: shapes.append(batch.target.shape) or scores(batch, *more))
+    measure = measure_of(recipe, prepared)
+    assert measure is not None
+    assert "accuracy" in measure(model)
+    assert max(rows * tokens for rows, tokens in shapes) <= 4 * 320
+    assert any(tokens > 200 for _, tokens in shapes)

@@ -19,13 +19,14 @@ from regard.models.decoder_only import DecoderOnly
 from regard.models.encoder_decoder import EncoderDecoder
 from regard.nn import attention
 from regard.nn.attention_heads import Scale, factor
+from regard.nn.big_bird import BigBird
 from regard.nn.block import Block
 from regard.nn.branches.cross_attention import CrossAttention
 from regard.nn.branches.feedforward import FeedForward
 from regard.nn.branches.self_attention import SelfAttention
 from regard.nn.core import Site
 from regard.nn.mask import Mask, View
-from regard.nn.pattern import AttentionPattern, Window
+from regard.nn.pattern import AttentionPattern, Blocks, Window
 from regard.nn.position.base import Position
 from regard.nn.position.bias import ALiBi, T5Bias
 from regard.nn.position.shaw import Shaw
@@ -339,6 +340,23 @@ def test_choice_of_kernel_on_cuda(call: kernels.Call, chosen: str, reason: str |
     assert kernels.choose(call) == chosen
     refusal = kernels.refusal("varlen", call)
     assert refusal is None if reason is None else refusal is not None and reason in refusal
+
+
+def test_flex_is_the_first_choice_only_for_rows_of_one_shape(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Torch keeps 8 compiled versions of flex, and then computes all T x S scores: padded batches have many shapes."""
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    seg = torch.ones(2, 4096, dtype=torch.int64)
+    pattern = BigBird(64)
+    whole, padded = Mask(attention_pattern=pattern), Mask(attention_pattern=pattern, q_seg=seg, k_seg=seg)
+    packed = Mask(attention_pattern=Blocks(64), q_seg=seg, k_seg=seg, packed=True)
+    assert [kernels.choose(on_cuda(mask, T=4096)) for mask in (whole, packed, padded)] == ["flex", "flex", "chunked"]
+    window = replace(padded, attention_pattern=Window(64))
+    assert kernels.choose(on_cuda(window, T=4096)) == "varlen"
+    assert kernels.choose(on_cuda(window, T=4096, dtype=torch.float32)) == "chunked"
+    with torch.no_grad():
+        assert kernels.choose(on_cuda(whole, T=4096)) == "chunked"
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    assert kernels.choose(on_cuda(padded, T=4096)) == "flex"
 
 
 class DenseMasks:

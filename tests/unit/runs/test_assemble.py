@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 
 from regard.data.prepare import Prepared, prepare
-from regard.models.base import Model
+from regard.models import cost as costs
+from regard.models.base import Model, ModelSpec
 from regard.recipe.recipe import Recipe
-from regard.runs.assemble import _grown, assemble, held_out, keep_compiled_code, measure_of
+from regard.runs.assemble import _grown, assemble, forward_flops, held_out, keep_compiled_code, measure_of
 from regard.runs.request import request_from_options
 from regard.runs.resolve import resolve
 from regard.training.checkpoint import CheckpointPolicy, RunFolder
@@ -52,6 +53,24 @@ def test_two_runs_of_a_recipe_have_equal_weights(text: Path, tmp_path: Path) -> 
     for a, b in zip(*(weights(trainer.model) for trainer in trainers), strict=True):
         assert torch.equal(a, b)
     assert trainers[0].progress.scores == trainers[1].progress.scores
+
+
+def test_flops_of_long_texts_are_counted_in_short_texts(
+    text: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A layer that runs token by token would take half a minute for a text of a thousand tokens."""
+    lengths: list[int] = []
+
+    def counted(spec: ModelSpec, length: int) -> costs.Cost:
+        lengths.append(length)
+        return cost(spec, length)
+
+    cost = costs.cost
+    recipe, data = resolved(text)
+    data.survey.ids = dict.fromkeys(data.survey.ids, 1000 * data.survey.kept)
+    monkeypatch.setattr(costs, "cost", counted)
+    assert forward_flops(recipe, data) == pytest.approx(cost(recipe.model, 1000).flops_per_token)
+    assert max(lengths) < 100
 
 
 def test_a_checkpoint_policy_without_final_weights_writes_none(text: Path, tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """Resolving a recipe: missing settings are chosen from the data, and each choice is reported."""
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -8,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from regard.data.batching import Buckets
 from regard.data.objectives import Classification, LanguageModelling, Summarization
 from regard.data.prepare import DataSpec, prepare
 from regard.data.text import Labelled
@@ -15,6 +17,7 @@ from regard.data.tokenizer import BPE
 from regard.errors import SpecError
 from regard.evaluation.text_metrics import Rouge
 from regard.evaluation.validation import criterion_of, measured
+from regard.nn.branches.linformer import Linformer
 from regard.nn.branches.self_attention import SelfAttention
 from regard.planner.candidates import of_ngrams
 from regard.recipe.recipe import Recipe
@@ -43,6 +46,30 @@ def test_a_setting_of_attention_selects_a_model_with_attention(tmp_path: Path) -
         model: Any = resolved(tmp_path, change).model
         assert any(isinstance(part, SelfAttention) for part in walk(model))
         assert str(getattr(model, change.split("=")[0])) == change.split("=")[1]
+
+
+@pytest.mark.parametrize("branch", [{"kind": "linformer", "rank": 8}, {"kind": "self_attention"}])
+def test_long_classifiers_are_padded_on_a_gpu_and_have_weights_for_every_position(
+    tmp_path: Path, branch: dict[str, Any]
+) -> None:
+    text = tmp_path / "labels.tsv"
+    text.write_text(LABELLED + f"x\t{'odd ' * 400}\n")
+    block = {"kind": "block", "branches": [branch, {"kind": "feedforward"}]}
+    stack: dict[str, Any] = {"kind": "plain", "depth": 2, "pattern": [block]}
+    if branch["kind"] == "self_attention":
+        stack["attention_pattern"] = {"kind": "big_bird"}
+    model = {"kind": "encoder_only", "d_model": 16, "heads": 2, "encoder": stack}
+    model["task"] = {"kind": "sentence_classifier", "classes": 2}
+    recipe = tmp_path / "recipe.json"
+    data = {"objective": "classification", "tokenizer": "bytes", "max_len": 1000}
+    recipe.write_text(json.dumps({"model": model, "data": data}))
+    request = request_from_options(labelled=text, recipe=recipe, steps=5)
+    prepared = prepare(request.data, tmp_path / "data", seed=1)
+    chosen = resolve(request, prepared, torch.device("cuda"), lambda _: None)
+    assert isinstance(chosen.data.batching, Buckets)
+    assert [part.max_len for part in walk(chosen.model) if isinstance(part, Linformer)] == (
+        [1002] if branch["kind"] == "linformer" else []
+    )
 
 
 def test_the_vocabulary_of_a_language_model_is_that_of_one_language(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from regard.batch import Batch
 from regard.data.batching import Buckets
 from regard.data.loader import BatchLoader, Examples, Place
-from regard.data.objectives import Item, Translation
+from regard.data.objectives import Classification, Item, Translation
 from regard.data.token_store import Table
 from regard.errors import DataError, OutOfMemoryError, SpecError
 from regard.models.base import Model
@@ -507,6 +507,17 @@ def test_memory_that_runs_out_in_a_validation_is_not_blamed_on_the_batch(tmp_pat
     spec = spec_of(4, validate_every=2, patience=0)
     with pytest.raises(OutOfMemoryError, match=r"ran out on cpu while validating; .* train.decode=16"):
         Trainer(tiny(), spec, bucketed(), RunFolder(tmp_path), measure).fit()
+
+
+def test_a_classifier_that_lacks_memory_in_a_validation_translates_no_fewer_records(tmp_path: Path) -> None:
+    loader = bucketed()
+
+    def measure(model: Model) -> Metrics:
+        loader.examples.objective = Classification(("a", "b"))
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB.")
+
+    with pytest.raises(OutOfMemoryError, match=r"while validating; lower data.batching.tokens, or truncate long texts"):
+        Trainer(tiny(), spec_of(4, validate_every=2, patience=0), loader, RunFolder(tmp_path), measure).fit()
 
 
 def test_without_validation_the_last_weights_are_final(tmp_path: Path) -> None:
