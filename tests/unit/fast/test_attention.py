@@ -1,4 +1,5 @@
 import math
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -19,13 +20,14 @@ from regard.models.decoder_only import DecoderOnly
 from regard.models.encoder_decoder import EncoderDecoder
 from regard.nn import attention
 from regard.nn.attention_heads import Scale, factor
+from regard.nn.big_bird import BigBird, CausalBigBird
 from regard.nn.block import Block
 from regard.nn.branches.cross_attention import CrossAttention
 from regard.nn.branches.feedforward import FeedForward
 from regard.nn.branches.self_attention import SelfAttention
 from regard.nn.core import Site
 from regard.nn.mask import Mask, View
-from regard.nn.pattern import AttentionPattern, Window
+from regard.nn.pattern import AttentionPattern, KeepPrefix, Window
 from regard.nn.position.base import Position
 from regard.nn.position.bias import ALiBi, T5Bias
 from regard.nn.position.shaw import Shaw
@@ -331,7 +333,7 @@ CONTENT = Terms(content=lambda q: q)
         ),
         (on_cuda(replace(PACKED, start=3)), "flex", "not over a cache"),
         (on_cuda(PACKED, S=9), "flex", "not over a cache"),
-        (on_cuda(replace(PACKED, attention_pattern=_Odd())), "flex", "varlen supports only windows, not odd"),
+        (on_cuda(replace(PACKED, attention_pattern=_Odd())), "flex", "as many keys as queries, not odd"),
         (on_cuda(PACKED, dropout=0.1), "sdpa", "varlen has no attention dropout"),
     ],
 )
@@ -339,6 +341,50 @@ def test_choice_of_kernel_on_cuda(call: kernels.Call, chosen: str, reason: str |
     assert kernels.choose(call) == chosen
     refusal = kernels.refusal("varlen", call)
     assert refusal is None if reason is None else refusal is not None and reason in refusal
+
+
+PREFIX = {"prefix": torch.ones(2, 8, dtype=torch.bool)}
+WINDOWED = Mask(causal=True, attention_pattern=Window(512))
+LONG = 65_536
+
+
+@pytest.mark.parametrize(
+    ("call", "chosen", "warning"),
+    [
+        (on_cuda(WINDOWED, T=LONG), "varlen", None),
+        (on_cuda(WINDOWED, T=LONG, dtype=torch.float32), "flex", None),
+        (on_cuda(replace(PACKED, attention_pattern=CausalBigBird()), T=LONG), "flex", None),
+        (on_cuda(Mask(attention_pattern=BigBird()), T=LONG), "flex", None),
+        (on_cuda(replace(WINDOWED, attention_pattern=Window(LONG // 2)), T=LONG), "varlen", None),
+        (on_cuda(replace(WINDOWED, attention_pattern=KeepPrefix(Window(512)), **PREFIX), T=LONG), "flex", None),
+        (on_cuda(Mask(causal=True, **PREFIX), T=LONG), "flex", None),
+        (on_cuda(Mask(causal=True), T=LONG), "sdpa", None),
+        (on_cuda(WINDOWED, T=LONG, dropout=0.1), "chunked", "'window' with attention dropout is computed"),
+        (on_cuda(Mask(causal=True, **PREFIX), T=LONG, dropout=0.1), "sdpa", "'full'.*attention_dropout=0"),
+        (on_cuda(WINDOWED, T=LONG, terms=CONTENT), "sdpa", "65,536 x 65,536 .*'window'.*set position to another"),
+        (on_cuda(WINDOWED, T=512, dropout=0.1), "sdpa", None),
+    ],
+)  # fmt: skip
+def test_long_sequences_need_no_mask_of_all_pairs_on_cuda_or_a_warning_names_the_setting(
+    call: kernels.Call,
+    chosen: str,
+    warning: str | None,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr(kernels, "_logged", set())
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    for _ in range(2):
+        assert kernels.choose(call) == chosen
+    assert len(caplog.messages) == (warning is not None)
+    assert warning is None or re.search(warning, caplog.messages[0])
+
+
+def test_varlen_refuses_windows_over_more_keys_than_queries() -> None:
+    """It would align the window of the last query with the last key, not that of the first with the first."""
+    call = on_cuda(Mask(attention_pattern=Window(512)), T=2048, S=4096)
+    assert "windows over as many keys as queries" in (kernels.refusal("varlen", call) or "")
+    assert kernels.choose(call) == "flex"
 
 
 class DenseMasks:
