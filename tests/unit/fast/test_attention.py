@@ -343,7 +343,7 @@ def test_choice_of_kernel_on_cuda(call: kernels.Call, chosen: str, reason: str |
     assert refusal is None if reason is None else refusal is not None and reason in refusal
 
 
-PREFIX = {"prefix": torch.ones(2, 8, dtype=torch.bool)}
+PREFIX = Mask(causal=True, prefix=torch.ones(2, 8, dtype=torch.bool))
 WINDOWED = Mask(causal=True, attention_pattern=Window(512))
 LONG = 65_536
 
@@ -356,11 +356,11 @@ LONG = 65_536
         (on_cuda(replace(PACKED, attention_pattern=CausalBigBird()), T=LONG), "flex", None),
         (on_cuda(Mask(attention_pattern=BigBird()), T=LONG), "flex", None),
         (on_cuda(replace(WINDOWED, attention_pattern=Window(LONG // 2)), T=LONG), "varlen", None),
-        (on_cuda(replace(WINDOWED, attention_pattern=KeepPrefix(Window(512)), **PREFIX), T=LONG), "flex", None),
-        (on_cuda(Mask(causal=True, **PREFIX), T=LONG), "flex", None),
+        (on_cuda(replace(PREFIX, attention_pattern=KeepPrefix(Window(512))), T=LONG), "flex", None),
+        (on_cuda(PREFIX, T=LONG), "flex", None),
         (on_cuda(Mask(causal=True), T=LONG), "sdpa", None),
         (on_cuda(WINDOWED, T=LONG, dropout=0.1), "chunked", "'window' with attention dropout is computed"),
-        (on_cuda(Mask(causal=True, **PREFIX), T=LONG, dropout=0.1), "sdpa", "'full'.*attention_dropout=0"),
+        (on_cuda(PREFIX, T=LONG, dropout=0.1), "sdpa", "'full'.*attention_dropout=0"),
         (on_cuda(WINDOWED, T=LONG, terms=CONTENT), "sdpa", "65,536 x 65,536 .*'window'.*set position to another"),
         (on_cuda(WINDOWED, T=512, dropout=0.1), "sdpa", None),
     ],
