@@ -5,6 +5,7 @@ FlexAttention ("flex"). Everything else uses torch's `scaled_dot_product_attenti
 ("reference") for position terms that "sdpa" does not support.
 """
 
+import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -20,7 +21,7 @@ from regard.errors import KernelError, nearest
 from regard.fast.beam_cache import BeamCache, BeamMask, BeamView, SharedRows
 from regard.fast.chunked_attention import chunked_attention
 from regard.fast.flex import flex_attention
-from regard.fast.tiles import density
+from regard.fast.tiles import density, in_order
 from regard.models.baselines.attention_score import ProductScoreModule
 from regard.models.baselines.convs2s import ConvS2SAttention
 from regard.nn.attention import cached, merge_heads, mix, repeat_heads, scores, visible
@@ -42,8 +43,11 @@ TRITON = find_spec("triton") is not None  # Triton comes with the CUDA builds of
 SHORT = 512  # the largest number of tokens in a short row or segment
 LARGE = 2**20  # the smallest number of scores for which a sparse kernel is faster than one with a mask
 DENSE = 0.3  # the largest share of visible tiles for which it is
+HUGE = 2**26  # the smallest number of scores whose mask is too large a tensor: 8,192 x 8,192
 GRID = 65_535  # CUDA's limit for the number of programs along the second axis of a kernel
 _forced: list[str] = []  # kernels that `use` forces, innermost last; torch.compile can read a plain list
+_log = logging.getLogger("regard.attention")
+_logged: set[str] = set()
 
 
 def has_kernels(x: Tensor) -> bool:
@@ -98,6 +102,19 @@ def attend(
     `dropout` is the dropout probability of the attention weights.
     """
     call = Call(q, k, v, view, scale, dropout, qkv)
+    if torch.compiler.is_compiling() and may_skip_tiles(view):
+        return _attend_outside_graph(call)
+    return KERNELS[choose(call)](call)
+
+
+@torch.compiler.disable(
+    reason="tiles of an attention_pattern are chosen outside of the graph; leave out fullgraph=True"
+)
+def _attend_outside_graph(call: Call) -> Float[Tensor, "B H T V"]:
+    """Return the result of `attend`, which torch.compile calls between two graphs instead of tracing it.
+
+    The choice of a sparse kernel cannot be traced. A mask of T x S elements could, but would be far slower.
+    """
     return KERNELS[choose(call)](call)
 
 
@@ -111,19 +128,29 @@ def choose(call: Call) -> str:
         return name
     terms = call.view.terms
     if terms is not None and terms.context is not None:
-        return "reference"
-    candidates: tuple[str, ...] = ()
-    if is_sparse(call.view):
-        candidates = _for_patterns(call)
-    elif call.q.is_cuda and call.view.mask.packed:
-        candidates = _for_packed(call.view)
-    return next((name for name in candidates if refusal(name, call) is None), "sdpa")
+        chosen = "reference"
+    else:
+        chosen = next((name for name in _candidates(call) if refusal(name, call) is None), "sdpa")
+    _log_cost(chosen, call)
+    return chosen
+
+
+def _candidates(call: Call) -> tuple[str, ...]:
+    """Return the names of the kernels that may be faster than "sdpa" for these arguments, fastest first."""
+    view, on_gpu = call.view, call.q.is_cuda
+    if is_sparse(view):
+        return _for_patterns(call)
+    if on_gpu and is_huge(view):
+        return ("varlen", "flex")
+    return _for_packed(view) if on_gpu and view.mask.packed else ()
 
 
 def is_sparse(view: View) -> bool:
     """Return whether a pattern hides so many keys of a long sequence that a sparse kernel is faster than a mask."""
-    pattern, packed = view.mask.attention_pattern, view.mask.packed
-    if pattern is None or (packed and pattern.needs_order) or view.T * view.S < LARGE or torch.compiler.is_compiling():
+    pattern = view.mask.attention_pattern
+    if pattern is None or view.T * view.S < LARGE or torch.compiler.is_compiling():
+        return False
+    if pattern.needs_order and not in_order(view.mask):
         return False
     return density(pattern, view.mask.causal, view.T, view.S) <= DENSE
 
@@ -131,15 +158,63 @@ def is_sparse(view: View) -> bool:
 def _for_patterns(call: Call) -> tuple[str, ...]:
     """Return the names of the kernels for a sparse pattern in a long sequence, fastest first.
 
-    The "flex" kernel is compiled for each shape, which takes many seconds. For a ninth shape, torch stops compiling it
-    and computes all T x S scores. So it is the first choice only in training on rows of one shape: packed rows, and
-    rows without padding.
+    The "flex" kernel is compiled for each shape, which takes many seconds. So it is the first choice only in training
+    on rows of one shape: packed rows, and rows without padding.
     """
     mask = call.view.mask
     if not call.q.is_cuda:
         return ("chunked",)
     one_shape = torch.is_grad_enabled() and (mask.packed or mask.k_seg is None)
     return ("varlen", "flex", "chunked") if one_shape else ("varlen", "chunked", "flex")
+
+
+def is_huge(view: View) -> bool:
+    """Return whether a pattern or a prefix would need a mask of T x S elements that is too large to be stored."""
+    needs_mask = view.mask.attention_pattern is not None or view.mask.prefix is not None
+    return needs_mask and view.T * view.S >= HUGE and not torch.compiler.is_compiling()
+
+
+def may_skip_tiles(view: View) -> bool:
+    """Return whether `is_sparse` or `is_huge` may be true. This can be traced by torch.compile."""
+    if torch.compiler.is_exporting():  # an exported program is one graph
+        return False
+    scores, mask = view.T * view.S, view.mask
+    return scores >= (HUGE if mask.attention_pattern is None else LARGE) and (
+        mask.attention_pattern is not None or mask.prefix is not None
+    )
+
+
+def _log_cost(chosen: str, call: Call) -> None:
+    """Log, once for each reason, that a pattern is computed by a kernel that is slow or needs much memory."""
+    view, pattern = call.view, call.view.mask.attention_pattern
+    setting = "input_attention='full'" if pattern is None else f"attention_pattern={pattern.kind!r}"
+    if chosen in ("sdpa", "reference") and is_huge(view):
+        sentence = (
+            f"attention over {view.T:,} x {view.S:,} tokens with {setting} needs a mask with an element for each pair, "
+            f"because {_why_no_tiles(call)}"
+        )
+    elif chosen == "chunked" and call.q.is_cuda and call.dropout > 0.0:
+        sentence = (
+            f"{setting} with attention dropout is computed without a CUDA graph and by a slower kernel; "
+            "set attention_dropout=0 for the faster one"
+        )
+    else:
+        return
+    if sentence not in _logged:
+        _logged.add(sentence)
+        _log.warning(sentence)
+
+
+def _why_no_tiles(call: Call) -> str:
+    """Return the reason why no kernel that skips tiles computes these arguments."""
+    terms = call.view.terms
+    if terms is not None and (terms.context is not None or terms.content is not None or terms.bias is not None):
+        return "the position scheme adds scores that no such kernel computes; set position to another one"
+    if not call.q.is_cuda:
+        return "on a CPU tiles are skipped only if more than two thirds of the keys are hidden; use a GPU"
+    if call.dropout > 0.0:
+        return "attention dropout needs it here; set attention_dropout=0"
+    return "no kernel that skips tiles supports this mask; use a shorter sequence"
 
 
 def _for_packed(view: View) -> tuple[str, ...]:
@@ -186,8 +261,9 @@ def refusal(name: str, call: Call) -> str | None:  # noqa: PLR0911  # one return
         return "varlen does not support strict, prefix or beam masks; use 'flex' or 'sdpa'"
     if mask.causal and (mask.start or view.T != view.S):
         return "varlen is causal over whole sequences only, not over a cache; use 'sdpa'"
-    if mask.attention_pattern is not None and not isinstance(mask.attention_pattern, Window):
-        return f"varlen supports only windows, not {mask.attention_pattern.kind}; use 'flex' or 'sdpa'"
+    pattern = mask.attention_pattern
+    if pattern is not None and not (isinstance(pattern, Window) and view.T == view.S):  # aligns a window with the end
+        return f"varlen supports only windows over as many keys as queries, not {pattern.kind}; use 'flex' or 'sdpa'"
     return None
 
 

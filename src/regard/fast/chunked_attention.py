@@ -18,6 +18,7 @@ from regard.nn.mask import View
 from regard.nn.position.base import positions_of
 
 SIZE = 64  # tokens in a tile
+ELEMENTS = 2**24  # elements of a mask that are computed at a time
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,19 +81,22 @@ def groups_of(view: View, rows: int) -> list[Group]:
     If batch rows have different tiles, tile t of row b has index b * (number of tiles in a row) + t.
     """
     some = visible_tiles(view).some
-    each, keys = some.shape[0] > 1, some.shape[2]
+    each = some.shape[0] > 1
     assert some.shape[0] in (1, rows)
-    offset = torch.arange(some.shape[0], device=some.device)[:, None, None] * keys
-    order = some.to(torch.int8).argsort(dim=-1, descending=True, stable=True)
-    index, counts = (order + offset).flatten(0, 1), some.sum(-1).flatten()
+    tile, key = some.flatten(0, 1).nonzero().unbind(1)  # the visible pairs, ordered by query tile
+    counts = tile.new_zeros(some.shape[0] * some.shape[1]).scatter_add(0, tile, torch.ones_like(tile))
+    begins = counts.cumsum(0) - counts
     widths = torch.where(counts > 0, 2 ** counts.clamp(min=1).log2().ceil(), 0).long()
+    key = torch.cat((key, key.new_zeros(1)))  # what a query tile without keys reads
     groups = []
     for width in widths.unique().tolist():
         queries = (widths == width).nonzero()[:, 0]
         most = max(int(counts[queries].max()), 1)
-        chosen = index[queries, :most]
-        valid = torch.arange(most, device=some.device) < counts[queries, None]
-        groups.append(Group(queries, chosen, _mask(view, queries, order.flatten(0, 1)[queries, :most], valid, each)))
+        place = torch.arange(most, device=some.device)
+        valid = place < counts[queries, None]
+        keys = torch.where(valid, key[(begins[queries, None] + place).clamp(max=len(tile))], 0)
+        row = (queries // some.shape[1] * some.shape[2])[:, None] if each else 0
+        groups.append(Group(queries, keys + row, _mask(view, queries, keys, valid, each)))
     return groups
 
 
@@ -103,14 +107,17 @@ def _mask(
 
     The last tile of a row may extend beyond the end of the row. The mask is False there.
     """
-    tiles_of_row = -(-view.T // SIZE)
+    visible, tiles_of_row = mask_mod(view), -(-view.T // SIZE)
     inside = torch.arange(SIZE, device=queries.device)
-    i = (queries % tiles_of_row)[:, None, None] * SIZE + inside[:, None]
-    j = (keys[:, :, None] * SIZE + inside).flatten(1)[:, None]
-    row = (queries // tiles_of_row)[:, None, None] if each else torch.zeros_like(i[:, :1])
-    shown = mask_mod(view)(row, None, i.clamp(max=view.T - 1), j.clamp(max=view.S - 1))
-    shown = shown & (i < view.T) & (j < view.S) & valid.repeat_interleave(SIZE, 1)[:, None]
-    return shown[:, None]
+    parts = max(1, ELEMENTS // (keys.shape[1] * SIZE * SIZE))  # query tiles at a time, which bounds the memory
+    masks = []
+    for tile, of, real in zip(queries.split(parts), keys.split(parts), valid.split(parts), strict=True):
+        i = (tile % tiles_of_row)[:, None, None] * SIZE + inside[:, None]
+        j = (of[:, :, None] * SIZE + inside).flatten(1)[:, None]
+        row = (tile // tiles_of_row)[:, None, None] if each else torch.zeros_like(i[:, :1])
+        shown = visible(row, None, i.clamp(max=view.T - 1), j.clamp(max=view.S - 1))
+        masks.append(shown & (i < view.T) & (j < view.S) & real.repeat_interleave(SIZE, 1)[:, None])
+    return torch.cat(masks)[:, None]
 
 
 def _bias(view: View, group: Group, dtype: torch.dtype) -> Float[Tensor, "n H c M"] | None:

@@ -7,6 +7,7 @@ from typing import Any, no_type_check
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
+from torch._dynamo import config
 from torch.nn.attention import flex_attention as flexible
 
 from regard.fast.beam_cache import BeamMask
@@ -17,6 +18,7 @@ from regard.nn.pattern import text_lengths
 from regard.nn.position.base import positions_of
 
 SIZE = 128  # tokens in a tile: FlexAttention's default
+FORMS = 2**16  # largest number of compiled forms: one for each shape, mask and bias
 
 
 def flex_attention(
@@ -24,14 +26,24 @@ def flex_attention(
 ) -> Float[Tensor, "B H T V"]:
     """Return the output of FlexAttention. The mask is passed as a block mask, and the position bias as `score_mod`."""
     block_mask = cached(view.shared, ("blocks", q.shape[0]), lambda: block_mask_of(view, q.shape[0]))
-    kernel = _compiled_flex() if q.is_cuda and not torch.compiler.is_compiling() else flexible.flex_attention
+    kernel = fused if q.is_cuda and not torch.compiler.is_compiling() else flexible.flex_attention
     grouped = q.shape[1] != k.shape[1]
     return kernel(q, k, v, score_mod=score_mod(view, q.dtype), block_mask=block_mask, scale=scale, enable_gqa=grouped)
 
 
+def fused(*args: Any, **options: Any) -> Tensor:
+    """Run FlexAttention as a compiled kernel.
+
+    By default, torch compiles a function for at most 8 shapes and then runs it as Python. FlexAttention would then
+    compute all T x S scores. So there is no such limit here, and an error instead if it cannot be compiled.
+    """
+    with config.patch(recompile_limit=FORMS, accumulated_recompile_limit=FORMS):
+        return _compiled_flex()(*args, **options)
+
+
 @cache
 def _compiled_flex() -> Callable[..., Any]:
-    return torch.compile(flexible.flex_attention, dynamic=False)
+    return torch.compile(flexible.flex_attention, dynamic=False, fullgraph=True)
 
 
 def block_mask_of(view: View, rows: int) -> flexible.BlockMask:

@@ -27,6 +27,7 @@ class Span(NamedTuple):
     first: Int[Tensor, "*#n"]
     last: Int[Tensor, "*#n"]
     size: int | None = None  # upper bound of last - first + 1, if it is known without reading the tensors
+    prefix: Bool[Tensor, "*#n"] | None = None  # in a prefix LM: whether any key of the tile belongs to the prefix
 
 
 class AttentionPattern(Spec):
@@ -54,7 +55,7 @@ class AttentionPattern(Spec):
 
     @property
     def needs_order(self) -> bool:
-        """Whether `tiles` finds hidden tiles only where positions increase by 1, as they do not in a packed row."""
+        """Whether `tiles` finds hidden tiles only where positions increase by 1, along a row or a text of it."""
         return False
 
     @abstractmethod
@@ -110,7 +111,7 @@ def visible_under(
 def text_lengths(mask: "Mask", S: int, device: torch.device) -> Int[Tensor, "#B #T"]:
     """Return the number of tokens in the text of each query: in its segment of a packed row, or in its row."""
     if mask.k_seg is None:
-        return torch.tensor([[S]], device=device)
+        return torch.full((1, 1), S, device=device)  # filled there: a copy would wait for a GPU
     if not mask.packed:
         return (mask.k_seg != 0).sum(1, keepdim=True)
     assert mask.q_seg is not None
@@ -358,6 +359,16 @@ class KeepPrefix(AttentionPattern):
     ) -> Bool[Tensor, "*#n"]:
         shown = self.pattern.visible_in(q, k, length, prefix)
         return shown if prefix is None else shown | prefix
+
+    @property
+    def needs_order(self) -> bool:
+        return self.pattern.needs_order
+
+    def tiles(
+        self, q: Span, k: Span, length: Int[Tensor, "*#n"] | None
+    ) -> tuple[Bool[Tensor, "*#n"], Bool[Tensor, "*#n"]]:
+        some, every = self.pattern.tiles(q, k, length)
+        return some | (True if k.prefix is None else k.prefix), every
 
     def refusal(self, causal: bool, prefix: bool) -> str | None:
         return self.pattern.refusal(causal, prefix) or AttentionPattern.refusal(self, causal, prefix)

@@ -1,4 +1,5 @@
 import math
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -19,14 +20,14 @@ from regard.models.decoder_only import DecoderOnly
 from regard.models.encoder_decoder import EncoderDecoder
 from regard.nn import attention
 from regard.nn.attention_heads import Scale, factor
-from regard.nn.big_bird import BigBird
+from regard.nn.big_bird import BigBird, CausalBigBird
 from regard.nn.block import Block
 from regard.nn.branches.cross_attention import CrossAttention
 from regard.nn.branches.feedforward import FeedForward
 from regard.nn.branches.self_attention import SelfAttention
 from regard.nn.core import Site
 from regard.nn.mask import Mask, View
-from regard.nn.pattern import AttentionPattern, Blocks, Window
+from regard.nn.pattern import AttentionPattern, Blocks, KeepPrefix, Window
 from regard.nn.position.base import Position
 from regard.nn.position.bias import ALiBi, T5Bias
 from regard.nn.position.shaw import Shaw
@@ -332,7 +333,7 @@ CONTENT = Terms(content=lambda q: q)
         ),
         (on_cuda(replace(PACKED, start=3)), "flex", "not over a cache"),
         (on_cuda(PACKED, S=9), "flex", "not over a cache"),
-        (on_cuda(replace(PACKED, attention_pattern=_Odd())), "flex", "varlen supports only windows, not odd"),
+        (on_cuda(replace(PACKED, attention_pattern=_Odd())), "flex", "as many keys as queries, not odd"),
         (on_cuda(PACKED, dropout=0.1), "sdpa", "varlen has no attention dropout"),
     ],
 )
@@ -343,7 +344,7 @@ def test_choice_of_kernel_on_cuda(call: kernels.Call, chosen: str, reason: str |
 
 
 def test_flex_is_the_first_choice_only_for_rows_of_one_shape(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Torch keeps 8 compiled versions of flex, and then computes all T x S scores: padded batches have many shapes."""
+    """Flex is compiled for each shape, and padded batches have many."""
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     seg = torch.ones(2, 4096, dtype=torch.int64)
     pattern = BigBird(64)
@@ -357,6 +358,50 @@ def test_flex_is_the_first_choice_only_for_rows_of_one_shape(monkeypatch: pytest
         assert kernels.choose(on_cuda(whole, T=4096)) == "chunked"
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
     assert kernels.choose(on_cuda(padded, T=4096)) == "flex"
+
+
+PREFIX = Mask(causal=True, prefix=torch.ones(2, 8, dtype=torch.bool))
+WINDOWED = Mask(causal=True, attention_pattern=Window(512))
+LONG = 65_536
+
+
+@pytest.mark.parametrize(
+    ("call", "chosen", "warning"),
+    [
+        (on_cuda(WINDOWED, T=LONG), "varlen", None),
+        (on_cuda(WINDOWED, T=LONG, dtype=torch.float32), "flex", None),
+        (on_cuda(replace(PACKED, attention_pattern=CausalBigBird()), T=LONG), "flex", None),
+        (on_cuda(Mask(attention_pattern=BigBird()), T=LONG), "flex", None),
+        (on_cuda(replace(WINDOWED, attention_pattern=Window(LONG // 2)), T=LONG), "varlen", None),
+        (on_cuda(replace(PREFIX, attention_pattern=KeepPrefix(Window(512))), T=LONG), "flex", None),
+        (on_cuda(PREFIX, T=LONG), "flex", None),
+        (on_cuda(Mask(causal=True), T=LONG), "sdpa", None),
+        (on_cuda(WINDOWED, T=LONG, dropout=0.1), "chunked", "'window' with attention dropout is computed"),
+        (on_cuda(PREFIX, T=LONG, dropout=0.1), "sdpa", "'full'.*attention_dropout=0"),
+        (on_cuda(WINDOWED, T=LONG, terms=CONTENT), "sdpa", "65,536 x 65,536 .*'window'.*set position to another"),
+        (on_cuda(WINDOWED, T=512, dropout=0.1), "sdpa", None),
+    ],
+)  # fmt: skip
+def test_long_sequences_need_no_mask_of_all_pairs_on_cuda_or_a_warning_names_the_setting(
+    call: kernels.Call,
+    chosen: str,
+    warning: str | None,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr(kernels, "_logged", set())
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    for _ in range(2):
+        assert kernels.choose(call) == chosen
+    assert len(caplog.messages) == (warning is not None)
+    assert warning is None or re.search(warning, caplog.messages[0])
+
+
+def test_varlen_refuses_windows_over_more_keys_than_queries() -> None:
+    """It would align the window of the last query with the last key, not that of the first with the first."""
+    call = on_cuda(Mask(attention_pattern=Window(512)), T=2048, S=4096)
+    assert "windows over as many keys as queries" in (kernels.refusal("varlen", call) or "")
+    assert kernels.choose(call) == "flex"
 
 
 class DenseMasks:

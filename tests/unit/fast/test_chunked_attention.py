@@ -1,13 +1,17 @@
 """The kernels "chunked" and "flex" equal the reference under every pattern."""
 
+import inspect
 import math
+from dataclasses import replace
 
 import pytest
 import torch
 from torch import Tensor
 
 from regard.fast import attention as kernels
+from regard.fast import chunked_attention, flex
 from regard.fast.chunked_attention import groups_of
+from regard.nn.big_bird import CausalBigBird
 from regard.nn.mask import Mask, View
 from regard.nn.pattern import AnyOf, GlobalTokens, Window
 from regard.nn.position.bias import alibi_slopes
@@ -79,6 +83,17 @@ def test_dropout_of_attention_weights_keeps_the_mean() -> None:
     assert abs(y.mean() - 1.0) < 6 * y.std() / math.sqrt(y.numel())
 
 
+@pytest.mark.parametrize("name", ["big bird, packed", "sinks, padded, causal", "prefix kept, prefix, causal"])
+def test_masks_do_not_depend_on_the_number_of_elements_computed_at_a_time(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    view = View(MASKS[name], T, T, CPU)
+    whole = groups_of(view, 2)
+    monkeypatch.setattr(chunked_attention, "ELEMENTS", 1)
+    for group, parts in zip(whole, groups_of(view, 2), strict=True):
+        assert torch.equal(group.mask, parts.mask)
+
+
 def test_no_tensor_of_the_mask_has_length_squared_elements() -> None:
     length = 4096
     view = View(Mask(causal=True, attention_pattern=AnyOf((Window(64), GlobalTokens(1)))), length, length, CPU)
@@ -97,3 +112,54 @@ def test_long_sequences_with_small_windows_use_the_sparse_kernel(
     assert kernels.choose(kernels.Call(q, q, q, view, 1.0, 0.0)) == chosen
     with_table = View(view.mask, length, length, CPU, Terms(content=lambda q: q))
     assert kernels.choose(kernels.Call(q, q, q, with_table, 1.0, 0.0)) == "sdpa"
+
+
+def test_big_bird_in_packed_rows_is_sparse() -> None:
+    seg = torch.ones(1, 4096, dtype=torch.int64).cumsum(1) // 1500 + 1
+    mask = Mask(causal=True, q_seg=seg, k_seg=seg, packed=True, segments=3, attention_pattern=CausalBigBird())
+    q = torch.empty(1, 1, 4096, 8)
+    assert kernels.choose(kernels.Call(q, q, q, View(mask, 4096, 4096, CPU), 1.0, 0.0)) == "chunked"
+    beside = replace(mask, q_seg=seg.clone())  # the rows of queries and of keys may differ
+    assert kernels.choose(kernels.Call(q, q, q, View(beside, 4096, 4096, CPU), 1.0, 0.0)) == "sdpa"
+
+
+class Layer(torch.nn.Module):
+    """One attention layer under a window."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pattern, self.attend = Window(30), inspect.unwrap(kernels.attend)
+        self.scale = torch.nn.Parameter(torch.tensor(0.7, dtype=torch.float64))
+
+    def forward(self, q: Tensor) -> Tensor:
+        mask = Mask(causal=True, attention_pattern=self.pattern)
+        attend = self.attend  # without checks of shapes, which torch.compile cannot trace
+        return attend(q * self.scale, q, q, View(mask, q.shape[2], q.shape[2], CPU), scale=0.3).sum(-1)
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # emitted by torch.compile
+@pytest.mark.parametrize("dynamic", [False, None])
+def test_torch_compile_keeps_the_sparse_kernel(dynamic: bool | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    chosen: list[str] = []
+    choose = kernels.choose
+    monkeypatch.setattr(kernels, "choose", lambda call: (chosen.append(choose(call)), choose(call))[1])
+    torch.compiler.reset()
+    layer = Layer()
+    compiled = torch.compile(layer, backend="eager", dynamic=dynamic)
+    for length in (1100, 1200):
+        q = torch.randn(1, 2, length, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+        expected = torch.autograd.grad(layer(q).square().sum(), layer.scale)
+        chosen.clear()
+        actual = torch.autograd.grad(compiled(q).square().sum(), layer.scale)
+        assert chosen == ["chunked"]
+        torch.testing.assert_close(actual, expected, rtol=0, atol=1e-9)
+
+
+def test_flex_attention_is_compiled_for_any_number_of_shapes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Above torch's limit of 8 shapes, FlexAttention would compute all pairs of tokens."""
+    torch.compiler.reset()
+    compiled = torch.compile(flex.flexible.flex_attention, backend="eager", dynamic=False, fullgraph=True)
+    monkeypatch.setattr(flex, "_compiled_flex", lambda: compiled)
+    for length in range(1, 12):
+        q = torch.randn(1, 1, length, 8)
+        torch.testing.assert_close(flex.fused(q, q, q, scale=1.0), torch.softmax(q @ q.mT, -1) @ q)
