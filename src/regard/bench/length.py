@@ -220,7 +220,7 @@ def _release(device: torch.device) -> None:
     gc.collect()
     if device.type == "cuda":
         torch.cuda.empty_cache()
-        torch._dynamo.reset()  # it keeps 8 versions of a kernel, and then no longer compiles
+        torch._dynamo.reset()
 
 
 def _progress(row: LengthRow) -> str:

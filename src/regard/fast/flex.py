@@ -17,6 +17,7 @@ from regard.nn.pattern import text_lengths
 from regard.nn.position.base import positions_of
 
 SIZE = 128  # tokens in a tile: FlexAttention's default
+KERNELS = 256  # compiled kernels that torch keeps: one for each pattern, length and batch size
 
 
 def flex_attention(
@@ -24,9 +25,21 @@ def flex_attention(
 ) -> Float[Tensor, "B H T V"]:
     """Return the output of FlexAttention. The mask is passed as a block mask, and the position bias as `score_mod`."""
     block_mask = cached(view.shared, ("blocks", q.shape[0]), lambda: block_mask_of(view, q.shape[0]))
-    kernel = _compiled_flex() if q.is_cuda and not torch.compiler.is_compiling() else flexible.flex_attention
+    kernel = compiled if q.is_cuda and not torch.compiler.is_compiling() else flexible.flex_attention
     grouped = q.shape[1] != k.shape[1]
     return kernel(q, k, v, score_mod=score_mod(view, q.dtype), block_mask=block_mask, scale=scale, enable_gqa=grouped)
+
+
+def compiled(*args: Any, **options: Any) -> Tensor:
+    """Return the output of FlexAttention, compiled for these shapes.
+
+    By default, torch compiles a function for 8 shapes. For others, it would run FlexAttention uncompiled, which
+    computes all T x S scores.
+    """
+    from torch._dynamo import config  # noqa: PLC0415  # slow to import, and needed on a GPU only
+
+    with config.patch(recompile_limit=KERNELS):
+        return _compiled_flex()(*args, **options)
 
 
 @cache

@@ -25,7 +25,7 @@ from regard.nn.branches.feedforward import FeedForward
 from regard.nn.branches.self_attention import SelfAttention
 from regard.nn.core import Site
 from regard.nn.mask import Mask, View
-from regard.nn.pattern import AttentionPattern, Window
+from regard.nn.pattern import AttentionPattern, Blocks, Window
 from regard.nn.position.base import Position
 from regard.nn.position.bias import ALiBi, T5Bias
 from regard.nn.position.shaw import Shaw
@@ -407,6 +407,26 @@ def test_language_model_with_right_padding_converts_no_mask(monkeypatch: pytest.
     ids = torch.tensor([[3, 4, 5], [3, 0, 0]])
     model.loss(Batch(ids, ids, (ids != 0).long()))
     assert dense_masks.shapes == []
+
+
+def test_flex_is_compiled_for_more_lengths_than_torch_keeps_by_default(monkeypatch: pytest.MonkeyPatch) -> None:
+    graphs: list[Any] = []
+
+    def backend(graph: Any, inputs: Any) -> Any:
+        graphs.append(graph)
+        return graph.forward
+
+    kernel = torch.compile(flex.flexible.flex_attention, dynamic=False, backend=backend)
+    monkeypatch.setattr(flex, "_compiled_flex", lambda: kernel)
+    lengths = range(128, 128 * 12, 128)
+    for _ in range(2):
+        for T in lengths:
+            q, view = torch.randn(1, 1, T, 8), View(Mask(causal=True, attention_pattern=Blocks(33)), T, T, CPU)
+            with torch.no_grad():
+                y = flex.compiled(q, q, q, block_mask=flex.block_mask_of(view, 1), scale=0.3)
+                with kernels.use("reference"):
+                    torch.testing.assert_close(y, kernels.attend(q, q, q, view, scale=0.3))
+    assert len(graphs) == len(lengths)
 
 
 def test_flex_builds_its_blocks_once_per_stack(monkeypatch: pytest.MonkeyPatch) -> None:
