@@ -245,3 +245,29 @@ def test_long_sequences_have_rows_exponents_and_a_plot(tmp_path: Path) -> None:
 )
 def test_options_of_another_task_are_refused(words: list[str], message: str) -> None:
     assert message in complaint("bench", *words)
+
+
+def test_sparse_attention_is_raced_by_every_kernel_and_trained_with(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    script: dict[str, Any] = runpy.run_path(str(Path(__file__).parents[2] / "bench" / "sparse_attention.py"))
+    words = ["--device", "cpu", "--max", "1024", "--rounds", "1", "--json", str(tmp_path / "sparse.json")]
+    monkeypatch.setattr(sys, "argv", ["sparse_attention.py", *words])
+    monkeypatch.setattr(torch, "set_num_threads", lambda _: None)
+    script["main"]()
+    result = json.loads((tmp_path / "sparse.json").read_text())
+    patterns = ["full", "window", "blocks", "sinks", "BigBird, causal"]
+    assert [(row["name"], row["length"]) for row in result["attention"]] == [
+        (name, length) for length in (128, 512, 1024) for name in patterns
+    ]
+    assert {row["kernel"] for row in result["attention"] if row["name"] != "full"} == {"chunked"}
+    assert [row["kernel"] for row in result["attention"] if row["name"] == "window" and row["chosen"]] == ["chunked"]
+    trained = {(row["name"], row["kernel"]): row for row in result["training"]}
+    for row in (*result["attention"], *result["training"]):
+        assert row["failed"] is None, row
+        assert row["seconds"] > 0.0
+        assert row["peak_bytes"] > 0
+    assert trained["window", "checkpoint_layers"]["peak_bytes"] < trained["window", ""]["peak_bytes"]
+    printed = capsys.readouterr().out
+    assert all(sentence in printed for sentence in result["checks"])
+    assert any("times as fast as full attention" in sentence for sentence in result["checks"])

@@ -474,7 +474,7 @@ class FastCompressedAttention(CompressedAttentionModule):
     causal attention of one query per group. So each head becomes c heads, one for each r, with T / c queries and keys.
     """
 
-    def attend(  # type: ignore[reportIncompatibleVariableOverride]
+    def attend(
         self,
         q: Float[Tensor, "B H T K"],
         k: Float[Tensor, "B G S K"],
@@ -500,7 +500,7 @@ class FastCompressedAttention(CompressedAttentionModule):
         mask = view.mask
         whole = mask.start == 0 and mask.q_pos is None and mask.prefix is None and not mask.packed
         keys = -(-(view.T + int(self.inclusive)) // self.stride)
-        return mask.causal and whole and self.has_sink and view.S == keys
+        return mask.causal and whole and self.has_sink and keys == view.S
 
 
 class FastSynthesizerPlus(SynthesizerPlusModule):
