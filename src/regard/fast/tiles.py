@@ -60,8 +60,9 @@ def tiles(view: View, size: int) -> Tiles:
     elif mask.k_seg is not None and not mask.order_hides_padding():
         real = _tiled(mask.k_seg != 0, size, False)
         some, every = some & real.any(-1)[:, None, :], every & real.all(-1)[:, None, :]
-    whole_q, whole_k = (_tiled(torch.ones(1, n, dtype=torch.bool), size, False).all(-1) for n in (view.T, view.S))
-    every = every & whole_q.to(view.device)[:, :, None] & whole_k.to(view.device)[:, None, :]
+    # Computed on the device of the mask: the host would wait for a copy, which a CUDA graph cannot capture.
+    whole_q, whole_k = (torch.arange(size, n + size, size, device=view.device) <= n for n in (view.T, view.S))
+    every = every & whole_q[None, :, None] & whole_k[None, None, :]
     if isinstance(mask, BeamMask):
         every = torch.zeros_like(every)  # other beams hide keys in any tile
     return Tiles(some, some & every, size)

@@ -110,7 +110,7 @@ def visible_under(
 def text_lengths(mask: "Mask", S: int, device: torch.device) -> Int[Tensor, "#B #T"]:
     """Return the number of tokens in the text of each query: in its segment of a packed row, or in its row."""
     if mask.k_seg is None:
-        return torch.tensor([[S]], device=device)
+        return torch.full((1, 1), S, device=device)  # made on the device: no copy that a CUDA graph cannot capture
     if not mask.packed:
         return (mask.k_seg != 0).sum(1, keepdim=True)
     assert mask.q_seg is not None

@@ -1,5 +1,10 @@
+from dataclasses import fields, replace
+from typing import Any
+
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from regard.fast.flex import block_mask_of
 from regard.fast.tiles import density, tiles
@@ -61,3 +66,33 @@ def test_visible_tiles_of_a_window_grow_with_the_length_alone() -> None:
     counts = [tiles(View(mask, n, n, CPU), 64).some.sum() for n in (2**12, 2**14)]
     assert counts[1] / counts[0] == pytest.approx(4, rel=0.05)
     assert density(Window(256), True, 2**14, 2**14) == pytest.approx(5 / 256, rel=0.02)
+
+
+class HostTensors(TorchDispatchMode):
+    """Records the operations that read or return a tensor on the CPU."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        tensors = [x for x in tree_leaves((args, kwargs, result)) if isinstance(x, torch.Tensor)]
+        self.found += [str(func) for x in tensors if x.device.type == "cpu"]
+        return result
+
+
+@pytest.mark.parametrize("name", MASKS)
+def test_block_masks_are_built_on_the_device_alone(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A copy from the host would make it wait, and a CUDA graph cannot capture a copy."""
+    mask, device = MASKS[name], torch.device("meta")
+    tensors = {field.name: getattr(mask, field.name) for field in fields(mask)}
+    moved = {field: x.to(device) for field, x in tensors.items() if isinstance(x, torch.Tensor)}
+
+    def from_the_host(*_: Any, **__: Any) -> None:
+        raise AssertionError("torch.tensor copies from the host")
+
+    monkeypatch.setattr(torch, "tensor", from_the_host)
+    with HostTensors() as host:
+        block_mask_of(View(replace(mask, **moved), T, T, device), 2)
+    assert not host.found
