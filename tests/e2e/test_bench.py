@@ -232,6 +232,16 @@ def test_long_sequences_have_rows_exponents_and_a_plot(tmp_path: Path) -> None:
         assert part in table.stdout
 
 
+def test_recall_alone_is_measured_without_times(tmp_path: Path) -> None:
+    words = ["bench", "length", "--recall-only", "--models", "convolution", "--steps", "1", "--device", "cpu"]
+    result = regard(*words, "--json", "--plot", str(tmp_path / "recall.png"))
+    assert result.returncode == 0, result.stderr
+    report = json.loads(result.stdout)
+    assert (report["rows"], report["exponents"]) == ([], {})
+    assert report["accuracy"]["convolution"].keys() == {"4", "8", "16", "32", "64", "128", "200"}
+    assert (tmp_path / "recall.png").stat().st_size > 5_000
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -241,6 +251,10 @@ def test_long_sequences_have_rows_exponents_and_a_plot(tmp_path: Path) -> None:
         (["length", "--steps", "5"], "--steps: is the number of training steps of --recall"),
         (["length", "--models", ","], "--models: names no model"),
         (["length", "--plot", "a.txt"], "--plot: must end with .png, .svg, .pdf"),
+        (["length", "--plot", "missing/a.png"], "--plot: missing is not a folder; create it, or name another"),
+        (["length", "--max-time", "soon"], "--max-time: 'soon' is not a time; write 90s, 30m or 2h"),
+        (["length", "--recall-only", "--max", "512"], "--max: has no effect with --recall-only"),
+        (["train", "--max-time", "8m"], "--max-time: applies only to the task length; leave it out"),
     ],
 )
 def test_options_of_another_task_are_refused(words: list[str], message: str) -> None:
