@@ -114,7 +114,7 @@ def choose(call: Call) -> str:
         return "reference"
     candidates: tuple[str, ...] = ()
     if is_sparse(call.view):
-        candidates = ("varlen", "flex", "chunked") if call.q.is_cuda else ("chunked",)
+        candidates = _for_sparse(call)
     elif call.q.is_cuda and call.view.mask.packed:
         candidates = _for_packed(call.view)
     return next((name for name in candidates if refusal(name, call) is None), "sdpa")
@@ -123,9 +123,18 @@ def choose(call: Call) -> str:
 def is_sparse(view: View) -> bool:
     """Return whether a pattern hides so many keys of a long sequence that a sparse kernel is faster than a mask."""
     pattern, packed = view.mask.attention_pattern, view.mask.packed
-    if pattern is None or (packed and pattern.needs_order) or view.T * view.S < LARGE or torch.compiler.is_compiling():
+    if pattern is None or (packed and pattern.needs_order) or view.T * view.S < LARGE:
         return False
+    if torch.compiler.is_compiling():  # cannot read the density
+        return not packed and isinstance(pattern, Window) and pattern.size <= DENSE * view.S
     return density(pattern, view.mask.causal, view.T, view.S) <= DENSE
+
+
+def _for_sparse(call: Call) -> tuple[str, ...]:
+    """Return the names of the kernels for a pattern that hides most keys, fastest first."""
+    if torch.compiler.is_compiling():
+        return ("varlen",)  # the others build their lists of tiles from values
+    return ("varlen", "flex", "chunked") if call.q.is_cuda else ("chunked",)
 
 
 def _for_packed(view: View) -> tuple[str, ...]:

@@ -341,6 +341,19 @@ def test_choice_of_kernel_on_cuda(call: kernels.Call, chosen: str, reason: str |
     assert refusal is None if reason is None else refusal is not None and reason in refusal
 
 
+@pytest.mark.parametrize(
+    ("pattern", "eager", "compiled"),
+    [(Window(64), "varlen", "varlen"), (Window(2048), "sdpa", "sdpa"), (Blocks(64), "flex", "sdpa")],
+)
+def test_compiled_models_have_a_sparse_kernel_for_windows(
+    pattern: AttentionPattern, eager: str, compiled: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    call = on_cuda(Mask(causal=True, attention_pattern=pattern), T=4096)
+    assert kernels.choose(call) == eager
+    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
+    assert kernels.choose(call) == compiled
+
+
 class DenseMasks:
     """Records the shape of every mask that is converted to a dense tensor."""
 
