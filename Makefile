@@ -6,6 +6,7 @@ MARGINS_ARGS ?=
 DEFAULTS_ARGS ?=
 LENGTH_ARGS ?=
 BYTES_ARGS ?= --jobs 4
+SPARSE_ARGS ?=
 
 BIN := .venv/bin
 STAMP := .venv/.stamp
@@ -14,7 +15,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check -qq
 PYTEST := $(BIN)/python -m pytest -q --no-header --tb=short --maxfail=20
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check bench bench-data bench-train bench-decode bench-endless bench-text bench-defaults bench-defaults-gpu needs-data speed length docs test-kills test-margins coverage test-oracles test-gpu table ladder record bytes clean
+.PHONY: help setup demo test check bench bench-data bench-train bench-decode bench-endless bench-sparse bench-text bench-defaults bench-defaults-gpu needs-data speed length docs test-kills test-margins coverage test-oracles test-gpu table ladder record bytes clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "%-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -69,6 +70,10 @@ length: ## time, memory and recall by sequence length, for docs/results/length.m
 
 bench-endless: $(STAMP) ## generate a million tokens with a bounded memory (a CPU: about half an hour)
 	$(BIN)/python bench/endless.py --tokens 1000000
+
+# Prints in a table what a window, blocks, sinks and BigBird cost. More options: SPARSE_ARGS="--json sparse.json".
+bench-sparse: ## sparse attention against full attention, and a training step of 65,536 tokens, with GPU_PYTHON (two minutes)
+	PYTHONPATH=src $(GPU_PYTHON) bench/sparse_attention.py $(SPARSE_ARGS)
 
 bench-text: ## regard train on real text (Europarl of REGARD_DATA) against Hugging Face, with GPU_PYTHON
 	PYTHONPATH=src $(GPU_PYTHON) bench/text.py $(REGARD_DATA)/europarl-de-en/train.en.xz \

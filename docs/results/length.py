@@ -1,10 +1,11 @@
 """Write docs/results/length.md and length.png from length.json: `regard bench length` on each device.
 
     python docs/results/length.py                   # run the benchmark on this machine, then write
+    python docs/results/length.py --part recall     # only associative recall; --part costs: only time and memory
     python docs/results/length.py --json gpu.json   # run it, and write only this file: no matplotlib is needed
-    python docs/results/length.py --merge gpu.json  # add such a result, or that of regard bench length --json
+    python docs/results/length.py --merge gpu.json  # add such results, or those of regard bench length --json
 
-The results of other devices are kept. Other options are passed to `regard bench length`.
+The results of other devices and of the other part are kept. Other options are passed to `regard bench length`.
 """
 
 import argparse
@@ -22,21 +23,37 @@ from regard.bench.length_plot import plot
 from regard.bench.length_tables import markdown, tables
 
 HERE = Path(__file__).parent
+PARTS = {"all": ["--recall"], "costs": [], "recall": ["--recall-only"]}
+LIMITS = {"cuda": ["--max-time", "8m"], "cpu": []}  # a GPU may be lent for ten minutes
 TITLES = {"cuda": "On a GPU", "cpu": "On a CPU"}
 Result = dict[str, Any]
 
 
-def measured(device: str, recall: bool, more: list[str]) -> Result:
+def measured(device: str, part: str, more: list[str]) -> Result:
     """Run the benchmark in a process of its own, and return the result."""
-    words = ["bench", "length", "--device", device, "--json", *(["--recall"] if recall else []), *more]
+    words = ["bench", "length", "--device", device, "--json", *PARTS[part], *LIMITS[device], *more]
     print("regard", *words, file=sys.stderr, flush=True)
     result = subprocess.run([sys.executable, "-m", "regard", *words], stdout=subprocess.PIPE, check=True, text=True)
-    return {"date": datetime.now(UTC).date().isoformat()} | json.loads(result.stdout)
+    return dated(json.loads(result.stdout))
+
+
+def dated(result: Result) -> Result:
+    """Return the result with the date of today for each part that has none."""
+    today = datetime.now(UTC).date().isoformat()
+    result = {"date": today} | result
+    return result | {"recall": result["recall"] and {"date": result["date"]} | result["recall"]}
 
 
 def merged(old: list[Result], new: list[Result]) -> list[Result]:
-    """Return the newest result for each device, in the order of the page."""
-    newest = {result["device"]: result for result in (*old, *new)}
+    """Return the newest result of each part for each device, in the order of the page.
+
+    The parts are time and memory, which are the rows of a result and what describes them, and associative recall.
+    """
+    newest: dict[str, Result] = {}
+    for result in (*old, *new):
+        before = newest.get(result["device"], result)
+        costs, recall = result if result["rows"] else before, result if result["recall"] else before
+        newest[result["device"]] = costs | {name: recall[name] for name in ("recall", "accuracy")}
     return [newest[device] for device in TITLES if device in newest]
 
 
@@ -74,19 +91,23 @@ def section(result: Result) -> list[str]:
     machine = result["machine"]
     where = machine.get("gpu") or f"{machine['cpu']}, {machine['cores']} cores, threads used: {machine['threads']}"
     title = TITLES[result["device"]]
-    shown = f"{title}: time and memory by length{', and accuracy by distance' if result['recall'] else ''}"
-    lines = [
-        f"## {title}",
-        "",
-        f"{result['unit'][0].upper()}{result['unit'][1:]}; up to {result['rounds']} rounds on {result['date']}. "
-        f"{where}, torch {machine['versions']['torch']}. Depth {result['size']['depth']}, "
-        f"width {result['size']['d_model']}, windows and blocks of {result['size']['window']} tokens.",
-        "",
-        f"![{shown}]({picture(result)})",
-    ]
+    costs = ["time and memory by length"] if result["rows"] else []
+    shown = ", and ".join([*costs, *(["accuracy by distance"] if result["recall"] else [])])
+    text = []
+    if costs:
+        text.append(
+            f"{result['unit'][0].upper()}{result['unit'][1:]}; up to {result['rounds']} rounds on {result['date']}. "
+            f"Depth {result['size']['depth']}, width {result['size']['d_model']}, "
+            f"windows and blocks of {result['size']['window']} tokens."
+        )
+    if result["recall"]:
+        text.append(f"Recall: {result['recall']['steps']:,} training steps on {result['recall']['date']}.")
+    text.append(f"{where}, torch {machine['versions']['torch']}.")
+    lines = [f"## {title}", "", " ".join(text), "", f"![{title}: {shown}]({picture(result)})"]
     for heading, cells in tables(result):
         lines += ["", f"**{heading}**", "", *markdown(cells)]
-    failures = dict.fromkeys(f"{row['title']}: {row['failed']}." for row in result["rows"] if row["failed"])
+    rows = [*result["rows"], *(result["recall"]["rows"] if result["recall"] else [])]
+    failures = dict.fromkeys(f"{row['title']}: {row['failed']}." for row in rows if row["failed"])
     return [*lines, *(["", *(f"- {sentence}" for sentence in failures)] if failures else [])]
 
 
@@ -105,16 +126,15 @@ def main() -> None:
     """Run the benchmark or merge results, then write the files."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--device", choices=("auto", *TITLES), default="auto")
-    parser.add_argument("--no-recall", action="store_true", help="leave out associative recall")
+    parser.add_argument("--part", choices=PARTS, default="all", help="what to measure")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the result into this file, and nothing else")
     parser.add_argument("--merge", nargs="+", type=Path, metavar="FILE", help="use these results, and run nothing")
     options, more = parser.parse_known_args()  # the others are options of regard bench length
     device = options.device if options.device != "auto" else "cuda" if torch.cuda.is_available() else "cpu"
     if options.merge:
-        today = {"date": datetime.now(UTC).date().isoformat()}
-        new = [today | json.loads(path.read_text(encoding="utf-8")) for path in options.merge]
+        new = [dated(json.loads(path.read_text(encoding="utf-8"))) for path in options.merge]
     else:
-        new = [measured(device, not options.no_recall, more)]
+        new = [measured(device, options.part, more)]
     if options.json:
         options.json.write_text(json.dumps(new[0], indent=1) + "\n", encoding="utf-8")
         return

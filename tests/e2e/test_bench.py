@@ -232,6 +232,16 @@ def test_long_sequences_have_rows_exponents_and_a_plot(tmp_path: Path) -> None:
         assert part in table.stdout
 
 
+def test_recall_alone_is_measured_without_times(tmp_path: Path) -> None:
+    words = ["bench", "length", "--recall-only", "--models", "convolution", "--steps", "1", "--device", "cpu"]
+    result = regard(*words, "--json", "--plot", str(tmp_path / "recall.png"))
+    assert result.returncode == 0, result.stderr
+    report = json.loads(result.stdout)
+    assert (report["rows"], report["exponents"]) == ([], {})
+    assert report["accuracy"]["convolution"].keys() == {"4", "8", "16", "32", "64", "128", "200"}
+    assert (tmp_path / "recall.png").stat().st_size > 5_000
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -241,7 +251,37 @@ def test_long_sequences_have_rows_exponents_and_a_plot(tmp_path: Path) -> None:
         (["length", "--steps", "5"], "--steps: is the number of training steps of --recall"),
         (["length", "--models", ","], "--models: names no model"),
         (["length", "--plot", "a.txt"], "--plot: must end with .png, .svg, .pdf"),
+        (["length", "--plot", "missing/a.png"], "--plot: missing is not a folder; create it, or name another"),
+        (["length", "--max-time", "soon"], "--max-time: 'soon' is not a time; write 90s, 30m or 2h"),
+        (["length", "--recall-only", "--max", "512"], "--max: has no effect with --recall-only"),
+        (["train", "--max-time", "8m"], "--max-time: applies only to the task length; leave it out"),
     ],
 )
 def test_options_of_another_task_are_refused(words: list[str], message: str) -> None:
     assert message in complaint("bench", *words)
+
+
+def test_sparse_attention_is_raced_by_every_kernel_and_trained_with(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    script: dict[str, Any] = runpy.run_path(str(Path(__file__).parents[2] / "bench" / "sparse_attention.py"))
+    words = ["--device", "cpu", "--max", "1024", "--rounds", "1", "--json", str(tmp_path / "sparse.json")]
+    monkeypatch.setattr(sys, "argv", ["sparse_attention.py", *words])
+    monkeypatch.setattr(torch, "set_num_threads", lambda _: None)
+    script["main"]()
+    result = json.loads((tmp_path / "sparse.json").read_text())
+    patterns = ["full", "window", "blocks", "sinks", "BigBird, causal"]
+    assert [(row["name"], row["length"]) for row in result["attention"]] == [
+        (name, length) for length in (128, 512, 1024) for name in patterns
+    ]
+    assert {row["kernel"] for row in result["attention"] if row["name"] != "full"} == {"chunked"}
+    assert [row["kernel"] for row in result["attention"] if row["name"] == "window" and row["chosen"]] == ["chunked"]
+    trained = {(row["name"], row["kernel"]): row for row in result["training"]}
+    for row in (*result["attention"], *result["training"]):
+        assert row["failed"] is None, row
+        assert row["seconds"] > 0.0
+        assert row["peak_bytes"] > 0
+    assert trained["window", "checkpoint_layers"]["peak_bytes"] < trained["window", ""]["peak_bytes"]
+    printed = capsys.readouterr().out
+    assert all(sentence in printed for sentence in result["checks"])
+    assert any("times as fast as full attention" in sentence for sentence in result["checks"])

@@ -2,6 +2,7 @@
 
 import gc
 import math
+import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
@@ -25,6 +26,7 @@ from regard.models.build import build
 
 SHORTEST = 256
 FITTED = ("seconds", "peak_bytes")
+LATE = "out of time: --max-time was over"
 
 
 @dataclass(frozen=True)
@@ -42,6 +44,7 @@ class LengthWork:
     filling: int
     limit: float  # seconds: see `measure`
     rounds: int
+    deadline: float = math.inf  # a `time.monotonic()`: see `measure`
 
     @property
     def lengths(self) -> list[int]:
@@ -109,6 +112,8 @@ def measure(models: Sequence[LongModel], work: LengthWork, report: Report) -> li
     A model that runs out of memory is left out at longer lengths. So is a model whose step would take more than
     `work.limit` seconds: at least twice as long as a step at half the length. At each length, the models take turns in
     `work.rounds` rounds, without a model whose steps have already taken `work.limit` seconds at this length.
+
+    After `work.deadline`, no more models are measured, and there is one round at most.
     """
     rows: dict[tuple[str, int], LengthRow] = {}
     last: dict[str, LengthRow] = {}
@@ -133,7 +138,9 @@ def measure(models: Sequence[LongModel], work: LengthWork, report: Report) -> li
 def _skipped(model: LongModel, work: LengthWork, length: int, last: LengthRow | None) -> LengthRow:
     """Return a row without numbers, with the reason to leave the model out at this length, if there is one."""
     failed = None if last is None else last.failed
-    if last is not None and last.seconds is not None and last.seconds * length / last.length > work.limit:
+    if time.monotonic() > work.deadline:
+        failed = failed or LATE
+    elif last is not None and last.seconds is not None and last.seconds * length / last.length > work.limit:
         failed = (
             f"out of time: a step takes {last.seconds:.3g} s at {last.length:,} tokens and would take at least "
             f"{last.seconds * length / last.length:.3g} s, more than the limit of {work.limit:g} s"
@@ -195,7 +202,9 @@ def _raced(runners: Sequence[Runner], work: LengthWork) -> list[LengthRow]:
     failed: dict[int, str] = {}
     gc.disable()
     try:
-        for order in orders(work.rounds, len(runners)):
+        for number, order in enumerate(orders(work.rounds, len(runners))):
+            if number and time.monotonic() > work.deadline:
+                break
             gc.collect()
             for j in order:
                 if j in failed or sum(seconds[j]) > work.limit:
@@ -220,7 +229,7 @@ def _release(device: torch.device) -> None:
     gc.collect()
     if device.type == "cuda":
         torch.cuda.empty_cache()
-        torch._dynamo.reset()  # it keeps 8 versions of a kernel, and then no longer compiles
+        torch._dynamo.reset()
 
 
 def _progress(row: LengthRow) -> str:
@@ -253,10 +262,12 @@ def _points(pairs: Sequence[tuple[int, int | float | None]]) -> tuple[list[int],
     return [x for x, _ in known], [y for _, y in known]
 
 
-def run(models: Sequence[LongModel], work: LengthWork, task: RecallTask | None, report: Report) -> "LengthReport":
-    """Run the benchmark, and train the models on the recall task if it is given."""
-    rows = measure(models, work, report)
-    recalled = None if task is None else recall(models, task, work.device, report)
+def run(
+    models: Sequence[LongModel], work: LengthWork, task: RecallTask | None, report: Report, *, costs: bool = True
+) -> "LengthReport":
+    """Measure time and memory if `costs` is true, and train the models on the recall task if it is given."""
+    rows = measure(models, work, report) if costs else []
+    recalled = None if task is None else recall(models, task, work.device, report, work.deadline)
     fits = exponents(rows, work.fitted_from)
     facts = (work.rounds, work.longest, work.fitted_from, work.rows, work.size, machine(work.device))
     return LengthReport(work.device.type, *facts, rows, fits, recalled)

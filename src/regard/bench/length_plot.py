@@ -20,23 +20,25 @@ def check_plot(path: Path) -> None:
     """Raise an error if a picture cannot be drawn into a file with this name."""
     if path.suffix not in ENDINGS:
         raise SpecError("--plot", f"must end with {', '.join(ENDINGS)}, not with {path.suffix!r}")
+    if not path.parent.is_dir():
+        raise SpecError("--plot", f"{path.parent} is not a folder; create it, or name another")
     if find_spec("matplotlib") is None:
         raise SpecError("--plot", 'needs matplotlib; run pip install "regard[plot]"')
 
 
 def plot(record: Mapping[str, Any], path: Path) -> None:
-    """Draw the JSON object of a `LengthReport` into a file. Both axes of lengths are logarithmic."""
+    """Draw the JSON object of a `LengthReport` into a file. Axes of lengths and distances are logarithmic."""
     from matplotlib.figure import Figure  # noqa: PLC0415  # optional
 
     recall = record["recall"]
-    figure = Figure(figsize=(15.0 if recall else 11.0, 5.4), layout="constrained")
-    names = list(dict.fromkeys(row["name"] for row in record["rows"]))
-    panels = figure.subplots(1, 3 if recall else 2)
-    titles = {row["name"]: row["title"] for row in record["rows"]}
-    for axes, field, label, unit in (
-        (panels[0], "seconds", "seconds per training step", 1.0),
-        (panels[1], "peak_bytes", "peak memory of a training step, MB", 1e6),
-    ):
+    titles = {row["name"]: row["title"] for row in (*record["rows"], *(recall["rows"] if recall else ()))}
+    names = list(titles)
+    costs = [("seconds", "seconds per training step", 1.0), ("peak_bytes", "peak memory of a training step, MB", 1e6)]
+    costs = costs if record["rows"] else []
+    count = len(costs) + bool(recall)
+    figure = Figure(figsize=(3.0 + 4.0 * count, 5.4), layout="constrained")
+    panels = figure.subplots(1, count, squeeze=False)[0]
+    for axes, (field, label, unit) in zip(panels, costs, strict=False):
         _curves(axes, names, by_length(record, field, unit))
         axes.set_xscale("log", base=2)
         axes.set_yscale("log")
@@ -48,16 +50,16 @@ def plot(record: Mapping[str, Any], path: Path) -> None:
         axes.axvline(record["fitted_from"], color="0.6", linewidth=1, linestyle=":")
     if recall:
         accuracy = {name: [(float(d), a) for d, a in values.items()] for name, values in record["accuracy"].items()}
-        _curves(panels[2], names, accuracy)
-        panels[2].axhline(recall["chance"], color="0.6", linewidth=1, linestyle=":")
-        panels[2].set_xscale("log", base=2)
-        panels[2].xaxis.set_major_formatter(lambda x, _: f"{x:,.0f}")
-        panels[2].set_ylim(0.0, 1.03)
-        panels[2].set_xlabel("tokens since the key and its value")
-        panels[2].set_ylabel("accuracy of associative recall (dotted: guessing)")
+        _curves(panels[-1], names, accuracy)
+        panels[-1].axhline(recall["chance"], color="0.6", linewidth=1, linestyle=":")
+        panels[-1].set_xscale("log", base=2)
+        panels[-1].xaxis.set_major_formatter(lambda x, _: f"{x:,.0f}")
+        panels[-1].set_ylim(0.0, 1.03)
+        panels[-1].set_xlabel("tokens since the key and its value")
+        panels[-1].set_ylabel("accuracy of associative recall (dotted: guessing)")
     lines = [_line(panels[0], i) for i in range(len(names))]
-    legend = [_label(titles[name], record["exponents"][name]) for name in names]
-    title = "model, with the exponents of time and of memory\nright of the dotted line"
+    legend = [_label(titles[name], record["exponents"].get(name, {})) for name in names]
+    title = "model, with the exponents of time and of memory\nright of the dotted line" if costs else "model"
     figure.legend(lines, legend, loc="outside right center", frameon=False, title=title)
     figure.savefig(path, dpi=110)
 
@@ -96,4 +98,6 @@ def _line(axes: "Axes", number: int) -> Any:
 
 
 def _label(title: str, exponents: Mapping[str, float | None]) -> str:
+    if not exponents:
+        return title
     return f"{title} ({', '.join('-' if b is None else f'{b:.2f}' for b in exponents.values())})"

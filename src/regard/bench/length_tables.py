@@ -13,6 +13,7 @@ def tables(record: Mapping[str, Any]) -> list[Table]:
         _by_length(record, "Peak memory, MB", "peak_bytes", lambda value: f"{value / 1e6:,.0f}"),
         _by_length(record, "GFLOPs per training step", "flops", lambda value: f"{value / 1e9:,.3g}"),
     ]
+    found = found if record["rows"] else []
     if record["recall"]:
         found.append(_recall(record["recall"]))
     return found
@@ -40,7 +41,7 @@ def _recall(recall: Mapping[str, Any]) -> Table:
     distances = list(dict.fromkeys(distance for row in recall["rows"] for distance in row["accuracy"]))
     cells = [("distance", *(f"{int(distance):,}" for distance in distances), "parameters")]
     for row in recall["rows"]:
-        values = [f"{row['accuracy'][distance]:.2f}" if row["accuracy"] else "error" for distance in distances]
+        values = [f"{row['accuracy'][distance]:.2f}" if row["accuracy"] else _failure(row) for distance in distances]
         cells.append((row["title"], *values, f"{row['parameters']:,}"))
     return f"Accuracy of associative recall in {recall['length']} tokens; guessing: {recall['chance']:.2f}", cells
 

@@ -1,6 +1,7 @@
 """Associative recall (Arora et al. 2023): predict the value that followed a key d tokens before."""
 
 import math
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -122,12 +123,14 @@ class RecallReport:
     rows: Sequence[RecallRow]
 
 
-def recall(models: Sequence[LongModel], task: RecallTask, device: torch.device, report: Report) -> RecallReport:
+def recall(
+    models: Sequence[LongModel], task: RecallTask, device: torch.device, report: Report, deadline: float = math.inf
+) -> RecallReport:
     """Train all models on the same batches, and return their accuracies on the same test rows by distance.
 
     Each model consists of a convolution over three tokens, which joins each value with the key before it, and of one
     layer of its own (the hybrid: of two). There are no position vectors, which would let attention learn the usual
-    distances first.
+    distances first. After `deadline`, a `time.monotonic()`, no more models are trained.
     """
     rng = np.random.default_rng(0)
     stages = [task.stages[i * len(task.stages) // task.steps] for i in range(task.steps)]
@@ -135,7 +138,8 @@ def recall(models: Sequence[LongModel], task: RecallTask, device: torch.device, 
     test = rows(task, task.test, task.length, np.random.default_rng(1), task.distances)
     trained = []
     for model in models:
-        row = _trained(model, task, data, test, device)
+        late = RecallRow(model.name, model.title, 0, {}, "out of time: --max-time was over")
+        row = late if time.monotonic() > deadline else _trained(model, task, data, test, device)
         best = ", ".join(f"{distance}: {value:.2f}" for distance, value in row.accuracy.items())
         report(f"recall, {model.title}: {row.failed or best}")
         trained.append(row)

@@ -1,7 +1,8 @@
 """The command `bench`: compare the speed of regard with that of other libraries, or measure long sequences."""
 
 import sys
-from dataclasses import dataclass
+import time
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -73,6 +74,15 @@ class Lengths:
             "a CPU, 10 on a GPU.",
         ),
     ] = None
+    max_time: Annotated[
+        str | None,
+        length_option(
+            "--max-time",
+            metavar="TIME",
+            help="Time limit, such as 90s or 8m. After it, no more models are measured or trained, and the results so "
+            "far are printed. The longest sequences come last.",
+        ),
+    ] = None
     recall: Annotated[
         bool | None,
         length_option(
@@ -80,6 +90,10 @@ class Lengths:
             help="Also train a tiny version of each model on associative recall, and report its accuracy by distance. "
             "Takes about a quarter of an hour on a CPU.",
         ),
+    ] = None
+    recall_only: Annotated[
+        bool | None,
+        length_option("--recall-only", help="Like --recall, but time and memory are not measured."),
     ] = None
     steps: Annotated[
         int | None,
@@ -126,7 +140,7 @@ def bench(
         raise SpecError("TASK", f"unknown task {task!r}; {nearest(task, TASKS)}")
     unused, other = (races, "tasks train and decode") if task == "length" else (lengths, "task length")
     for name in given(unused):
-        option = "max" if name == "longest" else name
+        option = "max" if name == "longest" else name.replace("_", "-")
         raise SpecError(f"--{option}", f"applies only to the {other}; leave it out")
     report = (lambda _: None) if quiet else progress
     if task == "length":
@@ -184,8 +198,13 @@ def _length(lengths: Lengths, rounds: int | None, device: str, threads: int, as_
     from regard.bench.length_plot import check_plot, plot
     from regard.bench.long_models import select
     from regard.bench.recall import task_on
+    from regard.runs.options import seconds
 
-    if lengths.steps is not None and not lengths.recall:
+    recalls = bool(lengths.recall or lengths.recall_only)
+    for option, value in (("--max", lengths.longest), ("--limit", lengths.limit), ("--rounds", rounds)):
+        if lengths.recall_only and value is not None:
+            raise SpecError(option, "has no effect with --recall-only; leave one of the two out")
+    if lengths.steps is not None and not recalls:
         raise SpecError("--steps", "is the number of training steps of --recall; give --recall, or leave it out")
     models = select(_names("--models", lengths.models, "model; leave it out to measure all of them"))
     if lengths.plot is not None:
@@ -193,7 +212,10 @@ def _length(lengths: Lengths, rounds: int | None, device: str, threads: int, as_
     where = _device(device)
     work = work_on(where, lengths.longest, lengths.limit, rounds)
     set_threads(threads)
-    report = run(models, work, task_on(where, lengths.steps) if lengths.recall else None, progress)
+    if lengths.max_time is not None:
+        work = replace(work, deadline=time.monotonic() + (seconds(lengths.max_time) or 0.0))
+    task = task_on(where, lengths.steps) if recalls else None
+    report = run(models, work, task, progress, costs=not lengths.recall_only)
     if lengths.plot is not None:
         plot(report.json(), lengths.plot)
     if as_json:
@@ -246,7 +268,8 @@ def _show_lengths(report: "LengthReport", picture: Path | None) -> None:
         screen.print()
     for sentence in report.failures():
         screen.print(sentence, markup=False)
-    screen.print(f"{report.unit[0].upper()}{report.unit[1:]}.", markup=False)
+    if report.rows:
+        screen.print(f"{report.unit[0].upper()}{report.unit[1:]}.", markup=False)
     screen.print(_machine(report.machine), markup=False)
     if picture is not None:
         screen.print(f"Plot: {picture}", markup=False, soft_wrap=True)

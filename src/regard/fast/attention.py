@@ -557,9 +557,40 @@ class FastParameterFreeAttention(ParameterFreeAttentionModule):
 
 
 class FastCompressedAttention(CompressedAttentionModule):
-    """Memory-compressed attention computed by the fastest kernel."""
+    """Memory-compressed attention computed by the fastest kernel, without a T x S mask where groups are regular.
 
-    attend = staticmethod(attend)
+    In a causal row with a sink, the queries at positions i = c * m - s + r with the same r = 0, ..., c - 1 attend to
+    the first m + 1 keys, where c is the stride and s is 1 if the attention is inclusive, and otherwise 0. This is
+    causal attention of one query per group. So each head becomes c heads, one for each r, with T / c queries and keys.
+    """
+
+    def attend(
+        self,
+        q: Float[Tensor, "B H T K"],
+        k: Float[Tensor, "B G S K"],
+        v: Float[Tensor, "B G S V"],
+        view: View,
+        *,
+        scale: float,
+        dropout: float = 0.0,
+    ) -> Float[Tensor, "B H T V"]:
+        if not self.is_regular(view):
+            return attend(q, k, v, view, scale=scale, dropout=dropout)
+        c, H, early = self.stride, q.shape[1], int(self.inclusive)
+        q = F.pad(q, (0, 0, early, view.S * c - view.T - early))
+        q = q.unflatten(2, (view.S, c)).transpose(2, 3).flatten(1, 2)  # (B, H * c, S, K)
+        k, v = repeat_heads(k, H * c), repeat_heads(v, H * c)
+        causal = cached(view.shared, "causal groups", lambda: View(Mask(causal=True), view.S, view.S, view.device))
+        y = attend(q, k, v, causal, scale=scale, dropout=dropout)
+        y = y.unflatten(1, (H, c)).transpose(2, 3).flatten(2, 3)
+        return y[:, :, early : early + view.T]
+
+    def is_regular(self, view: View) -> bool:
+        """Return whether the rows of a causal stack begin with a text, and every group ends `stride` after the last."""
+        mask = view.mask
+        whole = mask.start == 0 and mask.q_pos is None and mask.prefix is None and not mask.packed
+        keys = -(-(view.T + int(self.inclusive)) // self.stride)
+        return mask.causal and whole and self.has_sink and keys == view.S
 
 
 class FastSynthesizerPlus(SynthesizerPlusModule):

@@ -200,6 +200,23 @@ def test_model_that_would_take_too_long_is_left_out_at_longer_lengths(short: Len
         assert "at 32 tokens" in row.failed
 
 
+def test_models_are_left_out_when_the_time_is_over(short: LengthWork) -> None:
+    task = RecallTask(length=64, distances=(4, 32), tokens=64, steps=1, test=2)
+    report = run([FULL], replace(short, deadline=0.0), task, silent).json()
+    assert {row["failed"] for row in report["rows"]} == {"out of time: --max-time was over"}
+    assert [row["failed"] for row in report["recall"]["rows"]] == ["out of time: --max-time was over"]
+    assert all("time" in cells[1] for _, cells in tables(report)[:3])
+
+
+def test_round_that_has_begun_is_completed_when_the_time_is_over(
+    monkeypatch: pytest.MonkeyPatch, short: LengthWork
+) -> None:
+    clock = iter([0.0, 0.0, 2.0, 2.0, 2.0, 2.0])  # at each length, and between rounds
+    monkeypatch.setattr(bench.time, "monotonic", lambda: next(clock))
+    listed = measure([FULL], replace(short, rounds=3, longest=64, deadline=1.0), silent)
+    assert [(row.rounds, row.failed) for row in listed] == [(2, None), (0, "out of time: --max-time was over")]
+
+
 def test_recall_rows_repeat_a_key_at_the_distance_and_expect_its_value() -> None:
     task = RecallTask(length=128)
     for at in (None, (4, 16, 100)):
@@ -255,7 +272,7 @@ def test_page_has_the_newest_result_of_each_device_with_its_tables(tmp_path: Pat
     script: dict[str, Any] = runpy.run_path(str(Path(__file__).parents[3] / "docs" / "results" / "length.py"))
     task = RecallTask(length=64, distances=(4, 32), tokens=64, steps=1, test=2)
     report = run(select(["full", "window"]), short, task, silent)
-    saved = json.loads(json.dumps(report.json() | {"date": "2026-01-02"}))
+    saved = json.loads(json.dumps(script["dated"](report.json() | {"date": "2026-01-02"})))
     gpu = saved | {"device": "cuda", "machine": saved["machine"] | {"gpu": "H200"}}
     results = script["merged"]([saved | {"date": "2026-01-01"}], [saved, gpu])
     assert [(result["device"], result["date"]) for result in results] == [("cuda", "2026-01-02"), ("cpu", "2026-01-02")]
@@ -273,6 +290,27 @@ def test_page_has_the_newest_result_of_each_device_with_its_tables(tmp_path: Pat
     assert "**Accuracy of associative recall in 64 tokens; guessing: 0.06**" in text
     assert (tmp_path / "length-cpu.png").stat().st_size > 10_000
     assert math.isclose(json.loads((tmp_path / "length.json").read_text())[1]["rows"][0]["length"], 32)
+
+
+def test_parts_that_are_measured_separately_are_merged_by_device(tmp_path: Path, short: LengthWork) -> None:
+    script: dict[str, Any] = runpy.run_path(str(Path(__file__).parents[3] / "docs" / "results" / "length.py"))
+    task = RecallTask(length=64, distances=(4, 32), tokens=64, steps=1, test=2)
+    costs = script["dated"](run([FULL], short, None, silent).json() | {"date": "2026-01-02"})
+    recalled = script["dated"](run([FULL], short, task, silent, costs=False).json() | {"date": "2026-01-01"})
+    assert (recalled["rows"], recalled["exponents"], recalled["accuracy"].keys()) == ([], {}, {"full"})
+    for old, new in ((costs, recalled), (recalled, costs)):
+        (result,) = script["merged"]([old], [new])
+        assert (result["rows"], result["date"]) == (costs["rows"], "2026-01-02")
+        assert (result["recall"], result["accuracy"]) == (recalled["recall"], recalled["accuracy"])
+        assert result["recall"]["date"] == "2026-01-01"
+    assert script["merged"]([result], [costs, recalled | {"device": "cuda"}])[1] == result
+    recalled |= {"machine": costs["machine"]}
+    script["write"](json.loads(json.dumps([recalled])), tmp_path)  # a page without times
+    text = (tmp_path / "length.md").read_text()
+    assert "accuracy by distance](length-cpu.png)" in text
+    assert "1 training steps on 2026-01-01" in text
+    assert "**Seconds per training step**" not in text
+    assert (tmp_path / "length-cpu.png").stat().st_size > 5_000
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from regard import fast
 from regard.batch import pack
+from regard.bench.live_memory import peak_bytes
 from regard.errors import SpecError
 from regard.models.decoder_only import DecoderOnly
 from regard.nn.block import Block
@@ -403,3 +405,31 @@ def test_invalid_sizes_are_refused() -> None:
         CompressedAttention(0)
     with pytest.raises(SpecError, match="heads: must be at least 1, not 0"):
         replace(CompressedAttention(), heads=0)
+
+
+@pytest.mark.parametrize("name", CAUSAL)
+@pytest.mark.parametrize("T", [1, 2, 7, 12])
+def test_fast_form_equals_the_formula_with_gradients(name: str, T: int, site: MakeSite) -> None:
+    branch = branch_of(CAUSAL[name], site(causal=True))
+    x, weights = torch.randn(2, T, 12), torch.randn(2, T, 20)
+    results = []
+    for install in (fast.install, fast.remove):
+        install(holder := nn.ModuleList([branch]))
+        leaf = x.clone().requires_grad_()
+        y = holder[0](leaf, context(Mask(causal=True), T))
+        (y * weights[..., : y.shape[2]]).sum().backward()
+        results.append([y.detach(), leaf.grad, *(p.grad.clone() for p in branch.parameters() if p.grad is not None)])
+        branch.zero_grad()
+    for ours, theirs in zip(*results, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", ["paper", "inclusive null mean"])
+def test_fast_form_builds_no_mask_of_length_squared(name: str, site: MakeSite) -> None:
+    holder = nn.ModuleList([branch_of(CAUSAL[name], site(causal=True))])
+    fast.install(holder)
+    peaks = []
+    for T in (1024, 2048):
+        x = torch.randn(1, T, 12, requires_grad=True)
+        peaks.append(peak_bytes(lambda x=x, T=T: holder[0](x, context(Mask(causal=True), T)).sum().backward(), CPU))
+    assert peaks[1] < 2.1 * peaks[0]
