@@ -88,7 +88,7 @@ class Lengths:
         length_option(
             "--recall",
             help="Also train a tiny version of each model on associative recall, and report its accuracy by distance. "
-            "Takes about a quarter of an hour on a CPU.",
+            "Takes about 40 minutes on a CPU.",
         ),
     ] = None
     recall_only: Annotated[
@@ -97,7 +97,7 @@ class Lengths:
     ] = None
     steps: Annotated[
         int | None,
-        length_option(min=1, metavar="N", help="Training steps of --recall. Default: 600 on a CPU, 1500 on a GPU."),
+        length_option(min=1, metavar="N", help="Training steps of --recall. Default: 1800."),
     ] = None
     plot: Annotated[
         Path | None,
@@ -197,7 +197,7 @@ def _length(lengths: Lengths, rounds: int | None, device: str, threads: int, as_
     from regard.bench.length import run, work_on
     from regard.bench.length_plot import check_plot, plot
     from regard.bench.long_models import select
-    from regard.bench.recall import task_on
+    from regard.bench.recall import RecallTask
     from regard.runs.options import seconds
 
     recalls = bool(lengths.recall or lengths.recall_only)
@@ -214,7 +214,7 @@ def _length(lengths: Lengths, rounds: int | None, device: str, threads: int, as_
     set_threads(threads)
     if lengths.max_time is not None:
         work = replace(work, deadline=time.monotonic() + (seconds(lengths.max_time) or 0.0))
-    task = task_on(where, lengths.steps) if recalls else None
+    task = RecallTask(steps=lengths.steps or RecallTask.steps) if recalls else None
     report = run(models, work, task, progress, costs=not lengths.recall_only)
     if lengths.plot is not None:
         plot(report.json(), lengths.plot)
