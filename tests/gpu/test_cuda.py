@@ -1,6 +1,8 @@
 """CUDA kernels agree with the reference, and a decoding step runs as a CUDA graph."""
 
+import inspect
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -9,10 +11,12 @@ import regard
 from regard import fast
 from regard.errors import KernelError
 from regard.fast import attention as kernels
+from regard.fast import graphs
 from regard.fast.attention import attend
 from regard.fast.fused import FastLayerNorm
+from regard.nn.big_bird import BigBird, CausalBigBird
 from regard.nn.mask import Mask, View
-from regard.nn.pattern import Window
+from regard.nn.pattern import AttentionPattern, Sinks, Window
 from regard.nn.terms import Terms
 from regard.testing import tiny
 
@@ -65,6 +69,44 @@ def test_segments_equals_reference(mask: str, groups: int) -> None:
     expected = gradients("reference", view, torch.bfloat16, groups=groups)
     for ours, theirs in zip(actual, expected, strict=True):
         assert (ours - theirs).abs().max() < 0.02 * theirs.abs().max()
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("rows", ["padded", "packed"])
+@pytest.mark.parametrize("pattern", [Window(64), Sinks(64), BigBird(), CausalBigBird()], ids=repr)
+def test_a_sparse_kernel_neither_waits_for_the_host_nor_computes_all_pairs(
+    pattern: AttentionPattern, rows: str, compiled: bool
+) -> None:
+    """So that a training step under an attention pattern can be captured as a CUDA graph, also if it is compiled."""
+    T = 4000
+    seg = torch.ones(2, T, dtype=torch.int64)
+    seg[0, 1500:], seg[1, 3000:] = (2, 3) if rows == "packed" else (0, 0)
+    seg[1, 1700:3000] = 2 if rows == "packed" else 1
+    pos = torch.stack(
+        [torch.cat([torch.arange(n) for n in row.unique_consecutive(return_counts=True)[1]]) for row in seg]
+    )
+    seg, pos = seg.cuda(), pos.cuda()
+    places = {"packed": True, "segments": 3, "q_pos": pos, "k_pos": pos} if rows == "packed" else {}
+    mask = Mask(causal=pattern.causal is not False, attention_pattern=pattern, q_seg=seg, k_seg=seg, **places)
+    q, k, v = (x.float().detach() for x in tensors(torch.float32, T=T))
+
+    def step(attend_: Any) -> list[torch.Tensor]:
+        inputs = [x.clone().requires_grad_() for x in (q, k, v)]
+        y = attend_(*inputs, View(mask, T, T, q.device), scale=0.25).masked_fill((seg == 0)[:, None, :, None], 0.0)
+        return [y.detach(), *torch.autograd.grad(y.square().sum(), inputs)]
+
+    # Without checks of shapes, which torch.compile cannot trace.
+    function = torch.compile(inspect.unwrap(attend), dynamic=False) if compiled else attend
+    step(function)  # compiles FlexAttention
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    actual, waits = graphs.watched(lambda: step(function))
+    assert waits is None
+    assert torch.cuda.max_memory_allocated() - before < 8 * T * T  # all pairs of 2 rows and 4 heads: 32 * T * T bytes
+    with kernels.use("reference"):
+        expected = step(attend)
+    for ours, theirs in zip(actual, expected, strict=True):
+        assert (ours - theirs).abs().max() < 1e-3 * theirs.abs().max()
 
 
 def long_rows(T: int, seed: int) -> torch.Tensor:
