@@ -225,16 +225,15 @@ def measured(preset: str, settings: Settings, device: torch.device) -> Result:
             peak_bytes(step, device)
             peak, seconds = timed(lambda step=step: peak_bytes(step, device), device)
             rows.append({"length": length, "bytes": peak, "seconds": seconds})
-        except Exception as error:
-            if not lacks_memory(error):
-                raise
-            why = "memory"
+        except Exception as error:  # whatever it is, the shorter lengths are shown
+            why = "memory" if lacks_memory(error) else f"{type(error).__name__}: {' '.join(str(error).split())[:80]}"
+            break
         gc.collect()
         if device.type == "cuda":
             torch.cuda.empty_cache()
-        if not why and length >= settings.most:
+        if length >= settings.most:
             why = "cap"
-        elif not why and 2 * rows[-1]["seconds"] > settings.limit:
+        elif 2 * rows[-1]["seconds"] > settings.limit:
             why = "time"
         length *= 2
     return {"model": preset, "rows": rows, "limit": why}
@@ -313,7 +312,8 @@ class Comparison:
             words += ["--out", str(self.folder), "--device", self.options.device, "--max-time", f"{seconds:.0f}"]
             words += ["--one", preset, str(length)]
             if subprocess.run([sys.executable, __file__, *words], check=False).returncode:
-                raise RegardError(f"{preset or 'the documents'} failed (L = {length:,}); the reason is above")
+                self.report(f"{preset or 'the documents'} failed (L = {length:,}); the reason is above")
+                return
         else:
             run_one(preset, length, self.folder, self.settings, self.options.device, seconds)
         if preset:
@@ -453,7 +453,12 @@ def step_tables(result: Result) -> list[str]:
         each = measured[model.preset]
         known = {row["length"]: f"{row['bytes'] / 1e6:,.0f}" for row in each["rows"]}
         longest = f"{each['rows'][-1]['length']:,}" if each["rows"] else "none"
-        row = [parameters.get(model.preset, "-"), *(known.get(n, "-") for n in shown), longest, why[each["limit"]]]
+        row = [
+            parameters.get(model.preset, "-"),
+            *(known.get(n, "-") for n in shown),
+            longest,
+            why.get(each["limit"], each["limit"]),
+        ]
         cells.append((model.title, row))
     heading = ["", "parameters", *(f"{n:,}" for n in shown), "longest L", "limited by"]
     title = "Peak memory in MB of a training step on one document of L tokens, and the longest L that fits"
@@ -491,7 +496,7 @@ def compared(options: argparse.Namespace) -> Result:
     comparison.measure()  # first, while nothing else is on the device
     comparison.train()
     if not comparison.complete:
-        comparison.report("the time is up: run the command again to continue")
+        comparison.report("some results are missing: run the command again to continue")
     return comparison.result()
 
 
