@@ -1,6 +1,7 @@
 """Summarization from the command line: long documents, ROUGE as criterion, evaluation with significance, ablation."""
 
 import json
+import math
 import re
 from pathlib import Path
 
@@ -78,6 +79,23 @@ def test_evaluation_reports_rouge_and_the_significance_of_a_difference(run: Path
     assert list(report["difference"]) == ["rougeL", "rouge1", "rouge2", "chrf"]
     assert report["difference"]["rougeL"]["p_value"] < 0.05
     assert "ROUGE-L" in report["verdict"]
+
+
+def test_evaluation_reads_documents_of_several_lines_from_json(run: Path, facts: Path, tmp_path: Path) -> None:
+    pairs = [line.split("\t") for line in (facts / "test.tsv").read_text().splitlines()]
+    lined = [(source.replace(" . ", " .\n"), target) for source, target in pairs]
+    records = [json.dumps({"source": source, "target": target}) for source, target in lined]
+    write(tmp_path / "test.jsonl", records)
+    trained = package.load(run, "cpu")
+    report = trained.evaluate(jsonl=str(tmp_path / "test.jsonl"))
+    scores = trained.score(lined)
+    mean = sum(score.log_prob for score in scores) / sum(score.tokens for score in scores)
+    assert report["lines"] == len(pairs)
+    assert report["perplexity"] == pytest.approx(math.exp(-mean))
+    assert report["perplexity"] != pytest.approx(trained.evaluate(tsv=str(facts / "test.tsv"))["perplexity"])
+    refused = regard("evaluate", str(run), "--tsv", "a.tsv", "--jsonl", str(tmp_path / "test.jsonl"))
+    assert refused.returncode == 2
+    assert "--jsonl: would be ignored here" in " ".join(refused.stderr.split())
 
 
 PAGE = (Path(__file__).parents[2] / "docs" / "summarization.md").read_text(encoding="utf-8")

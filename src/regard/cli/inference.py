@@ -257,6 +257,9 @@ class Evaluation:
     source: Annotated[str | None, typer.Option(metavar="FILE", help="File of test texts to translate.")] = None
     reference: Annotated[str | None, typer.Option(metavar="FILE", help="File of reference translations.")] = None
     tsv: Annotated[str | None, typer.Option(metavar="FILE", help="File of tab-separated source and reference.")] = None
+    jsonl: Annotated[
+        str | None, typer.Option(metavar="FILE", help="File of JSON objects, one per line, with source and target.")
+    ] = None
     text: Annotated[str | None, typer.Option(metavar="FILE", help="File of test text for a language model.")] = None
     labelled: Annotated[str | None, typer.Option(metavar="FILE", help="File of tab-separated label and text.")] = None
     against: Annotated[

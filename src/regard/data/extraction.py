@@ -9,14 +9,15 @@ from itertools import pairwise
 import numpy as np
 
 from regard.data.objectives import Limited, Objective, Record
-from regard.data.scripts import HAN, KANA, OTHERS
+from regard.data.scripts import words
 from regard.data.tokenizer import Tokenizer
 
-_UNSPACED = f"{HAN}{KANA}{OTHERS}"
-_WORD = re.compile(rf"[{_UNSPACED}]|[^\W{_UNSPACED}]+")  # in a script without spaces, every character is a word
-# The end of a sentence: ., ! or ?, optional closing quotes or brackets, and white space. After an ideographic full
+# The end of a sentence: one of STOPS, optional closing quotes or brackets, and white space. After an ideographic full
 # stop, exclamation mark or question mark, white space is optional.
-_END = re.compile(r"[.!?]+[\"')\]\u2019\u201d]*\s+|[\u3002\uff01\uff1f]+[\u300d\u300f\u201d\uff09]*\s*")
+STOPS = (
+    r".!?\u0589\u061f\u06d4\u0964\u0965\u104b\u1362\u17d4"  # Latin, Armenian, Arabic, Indic, Burmese, Ethiopic, Khmer
+)
+_END = re.compile(rf"[{STOPS}]+[\"')\]\u2019\u201d]*\s+|[\u3002\uff01\uff1f]+[\u300d\u300f\u201d\uff09]*\s*")
 
 
 def sentences(text: str) -> list[str]:
@@ -39,9 +40,9 @@ def scores(title: str, documents: Sequence[str]) -> list[float]:
     N_w(p) is the number of times that w occurs in p, N is the number of documents, and N_w is the number of documents
     that contain w. A word that occurs more than once in the title counts only once.
     """
-    counts = [Counter(_WORD.findall(document.lower())) for document in documents]
-    words = dict.fromkeys(_WORD.findall(title.lower()))  # in order, so that the sums are always rounded equally
-    containing = {word: sum(word in count for count in counts) for word in words}
+    counts = [Counter(words(document)) for document in documents]
+    distinct = dict.fromkeys(words(title))  # in order, so that the sums are always rounded equally
+    containing = {word: sum(word in count for count in counts) for word in distinct}
     idf = {word: math.log(len(documents) / number) for word, number in containing.items() if number}
     return [sum(count[word] * weight for word, weight in idf.items()) for count in counts]
 

@@ -1,6 +1,5 @@
 """Baseline for classification: multinomial logistic regression on the TF-IDF values of words and word bigrams."""
 
-import re
 from collections.abc import Sequence
 from itertools import chain
 
@@ -9,18 +8,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from regard.data.scripts import HAN, KANA, OTHERS
+from regard.data.scripts import words
 
-# In a script without spaces between words, each character is a word, so a bigram is a pair of characters.
-WORD = re.compile(f"[{HAN}{KANA}{OTHERS}]|[^\\W{HAN}{KANA}{OTHERS}]+")
 PENALTY = 0.1  # L2 regularisation: the factor of half the squared weights, added to the summed losses of all texts
 ITERATIONS = 60
 WEIGHTS = 5_000_000  # the maximum of features x classes; the rarest features are dropped
-
-
-def words(text: str) -> list[str]:
-    """Return the words of a text in lower case, without punctuation."""
-    return WORD.findall(text.lower())
 
 
 class _Sparse:

@@ -11,6 +11,7 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 from jaxtyping import Float
 
+from regard.data.scripts import words
 from regard.errors import DataError, SpecError, nearest
 from regard.evaluation.metric import Metric, References, Score, reference_streams
 
@@ -139,7 +140,8 @@ class Rouge(Metric):
     """ROUGE (Lin, 2004) in percent: the F-score of each line with its best reference, averaged over the lines.
 
     The tokenizer `english` is that of the package rouge-score, used for published numbers: words consist of a to z and
-    0 to 9, and every other character separates words. The tokenizer `unicode` accepts the letters of every script.
+    0 to 9, and every other character separates words. The tokenizer `unicode` accepts the letters of every script; in
+    scripts without spaces, every character is a word.
     """
 
     kind: ClassVar[str]  # the name in rouge-score
@@ -208,7 +210,7 @@ class _UnicodeWords:
     """A tokenizer for rouge-score that splits a text in any script into lower-case words."""
 
     def tokenize(self, text: str) -> list[str]:
-        return re.findall(r"\w+", text.lower())
+        return words(text)
 
 
 def _check_english(streams: list[list[str]]) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 from regard.data.batching import Windows
 from regard.data.objectives import Objective
-from regard.data.text import TSV, Labelled, Lines, ParallelFiles, lines
+from regard.data.text import JSONL, TSV, Labelled, Lines, ParallelFiles, lines
 from regard.data.token_store import Column, Table
 from regard.decoding.search import Search
 from regard.errors import DataError, SpecError
@@ -34,6 +34,7 @@ class Test:
     source: str | None = None
     reference: str | None = None
     tsv: str | None = None
+    jsonl: str | None = None
     text: str | None = None
     labelled: str | None = None
     tokenize: str | None = None
@@ -43,7 +44,7 @@ class Test:
 
     def only(self, *names: str) -> None:
         """Raise an error if a file option that is not listed in `names` is given, because it would be ignored."""
-        for name in ("source", "reference", "tsv", "text", "labelled"):
+        for name in ("source", "reference", "tsv", "jsonl", "text", "labelled"):
             if name not in names and getattr(self, name) is not None:
                 raise SpecError(f"--{name}", "would be ignored here; leave it out")
 
@@ -53,10 +54,13 @@ class Test:
         if self.tsv is not None:
             self.only("tsv")
             return list(TSV(self.tsv).records())
+        if self.jsonl is not None:
+            self.only("jsonl")
+            return list(JSONL(self.jsonl).records())
         self.only("source", "reference")
         if self.source is None or self.reference is None:
             raise SpecError(
-                "", "a translation is evaluated on two aligned files; give --source and --reference, or --tsv"
+                "", "a translation is evaluated on two aligned files; give --source and --reference, --tsv or --jsonl"
             )
         return list(ParallelFiles(self.source, self.reference).records())
 
@@ -290,6 +294,7 @@ def evaluate(  # noqa: PLR0913  # the options of the command line
     source: str | None = None,
     reference: str | None = None,
     tsv: str | None = None,
+    jsonl: str | None = None,
     text: str | None = None,
     labelled: str | None = None,
     against: str | None = None,
@@ -341,7 +346,8 @@ def evaluate(  # noqa: PLR0913  # the options of the command line
         default = one_best(model.recipe.decode, beam)
         return search_from_options(default, beam=beam, changes=changes, trust_code=model.trust_code)
 
-    test = Test(source, reference, tsv, text, labelled, tokenize, batch_size or 32, stride, sizes_of(windows))
+    files = {"source": source, "reference": reference, "tsv": tsv, "jsonl": jsonl, "text": text, "labelled": labelled}
+    test = Test(**files, tokenize=tokenize, batch_size=batch_size or 32, stride=stride, windows=sizes_of(windows))
     chosen = [metric(each, loading.get("trust_code", False), "--metric") for each in several(metrics)]
     return evaluate_run(checked, name, against, test, search_of, samples or 1000, warn, chosen)
 

@@ -90,6 +90,7 @@ class EvaluationOptions(LoadOptions, total=False):
     source: str | None  # file of test text to translate
     reference: str | None  # file of human translations of the source
     tsv: str | None  # file of tab-separated source and reference, in place of `source` and `reference`
+    jsonl: str | None  # file of JSON objects with `source` and `target`, in which texts may have several lines
     text: str | None  # file of test text for a language model
     labelled: str | None  # file of labelled test text for a classifier
     against: str | None  # a second run folder, or a file of outputs, to compare with

@@ -9,6 +9,7 @@ import pytest
 
 from regard.data.extraction import best_first, paragraphs, scores, sentences, shortened
 from regard.data.objectives import Summarization, Translation
+from regard.data.scripts import words
 from regard.data.tokenizer import Words, train
 
 TITLE = "red fox"
@@ -45,6 +46,14 @@ def test_in_scripts_without_spaces_every_character_is_a_word() -> None:
     assert scores("東京", ["東京は大きい", "大阪も大きい"]) == pytest.approx([2 * math.log(2), 0])
 
 
+def test_words_include_their_combining_marks() -> None:
+    hindi = "\u0939\u093f\u0928\u094d\u0926\u0940"  # the word Hindi, with two vowel signs and a virama
+    assert words(f"{hindi} caf\u00e9 Cafe\u0301!") == [hindi, "caf\u00e9", "caf\u00e9"]
+    thai = ["\u0e2a", "\u0e27\u0e31", "\u0e2a", "\u0e14\u0e35"]
+    assert words("".join(thai)) == thai
+    assert words("東京・A1_b \u0301 …") == ["東", "京", "a1_b"]
+
+
 def test_paragraphs_are_lines_or_the_sentences_of_a_single_line() -> None:
     assert paragraphs("one. two\n\n  three four  \n") == ["one. two", "three four"]
     assert paragraphs('He said: "go!" She went. "Where?" 3.5 km (or so.) there') == [
@@ -54,6 +63,8 @@ def test_paragraphs_are_lines_or_the_sentences_of_a_single_line() -> None:
         "3.5 km (or so.)",
         "there",
     ]
+    assert sentences("\u0915 \u0916\u0964 \u0917\u0964") == ["\u0915 \u0916\u0964", "\u0917\u0964"]  # danda, in Hindi
+    assert sentences("\u0627\u061f \u0628\u06d4 \u062a") == ["\u0627\u061f", "\u0628\u06d4", "\u062a"]  # Arabic, Urdu
     assert sentences("行った。どこ？「家。」") == ["行った。", "どこ？", "「家。」"]  # noqa: RUF001
     assert paragraphs(" \n ") == []
 

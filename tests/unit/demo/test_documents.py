@@ -13,7 +13,8 @@ from regard.demo.documents import FactDocuments
 from regard.errors import DataError, SpecError
 
 TINY = FactDocuments(paragraphs=3, attributes=2, entities=3, values=2)
-TASKS = [FactDocuments(3, 2, 2, 2), FactDocuments(2, 2, 2, 3), FactDocuments(3, 1, 3, 2)]
+DOUBLING = FactDocuments(3, 2, 3, 2, "doubling")
+TASKS = [FactDocuments(3, 2, 2, 2), FactDocuments(2, 2, 2, 3), FactDocuments(3, 1, 3, 2), DOUBLING]
 
 
 def every(task: FactDocuments) -> Iterator[tuple[str, str]]:
@@ -22,6 +23,8 @@ def every(task: FactDocuments) -> Iterator[tuple[str, str]]:
         entities = [entity for entity in range(task.entities) if entity != title]
         facts = list(product(entities, range(task.attributes), range(task.values)))
         places = permutations(range(task.paragraphs), task.attributes)
+        if task.places == "doubling":  # one fact is in the first paragraph, one in the next two, in any order
+            places = [place for place in places if sorted(place) in ([0, 1], [0, 2])]
         values = product(range(task.values), repeat=task.attributes)
         others = product(facts, repeat=task.paragraphs - task.attributes)
         for choices in product(places, values, others):
@@ -50,14 +53,33 @@ def test_optimum_equals_exact_enumeration_at_every_input_length(task: FactDocume
     assert task.optimal_perplexity(task.words) == 1
 
 
-def test_generated_documents_follow_the_distribution() -> None:
-    """Each of the 576 tiny documents is drawn about equally often: chi-squared, 575 degrees of freedom, p = 1e-4."""
-    count, possible = 10_000, Counter(every(TINY))
-    drawn = Counter(TINY.generate(count))
+@pytest.mark.parametrize(("task", "documents", "most"), [(TINY, 576, 709), (DOUBLING, 384, 494)])
+def test_generated_documents_follow_the_distribution(task: FactDocuments, documents: int, most: float) -> None:
+    """Each of the tiny documents is drawn about equally often: `most` is the quantile of chi-squared for p = 1e-4."""
+    count, possible = 10_000, Counter(every(task))
+    drawn = Counter(task.generate(count))
     assert drawn.keys() == possible.keys()
     assert set(possible.values()) == {1}
+    assert len(possible) == documents
     expected = count / len(possible)
-    assert sum((n - expected) ** 2 / expected for n in drawn.values()) < 708
+    assert sum((n - expected) ** 2 / expected for n in drawn.values()) < most
+
+
+def test_each_doubling_of_the_input_adds_a_fact() -> None:
+    task = FactDocuments(1023, 10, 16, 16, "doubling")
+    assert [task.share_read(2**n) for n in range(6, 13)] == pytest.approx([0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0])
+    assert task.optimal_perplexity(4096) == 1
+    for source, _ in task.generate(5):
+        title, *paragraphs = source.split(" . ")
+        about = [i for i, paragraph in enumerate(paragraphs) if paragraph.split()[0] == title]
+        assert [(i + 1).bit_length() for i in about] == list(range(1, 11))
+
+
+def test_shortened_documents_have_the_same_distribution() -> None:
+    for words in (1, 3, 5, 8, 12, 15):
+        whole = {(" ".join(source.split()[:words]), target) for source, target in every(DOUBLING)}
+        assert {*DOUBLING.generate(6000, words=words)} == whole
+    assert [*TINY.generate(4, words=99)] == [*TINY.generate(4)]
 
 
 def test_pairs_depend_on_the_seed_alone() -> None:
@@ -84,5 +106,7 @@ def test_files_have_different_documents(tmp_path: Path) -> None:
 def test_too_few_paragraphs_are_refused() -> None:
     with pytest.raises(SpecError, match="paragraphs: must be at least 4, not 3"):
         FactDocuments(paragraphs=3)
+    with pytest.raises(SpecError, match=r"paragraphs: with places='doubling', 4 attributes need .* = 15 paragraphs"):
+        FactDocuments(places="doubling")
     with pytest.raises(SpecError, match="values: must be at least 2, not 1"):
         FactDocuments(values=1)

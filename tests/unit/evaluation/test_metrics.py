@@ -186,6 +186,10 @@ def test_rouge_refuses_references_that_its_tokenizer_cannot_read() -> None:
         rouge(["a", "я дома"], ["a", "я дома"])
     assert rouge(["a", "я дома"], ["a", "я дома"], tokenize="unicode")[0].value == 100
     assert rouge(["Öl"], ["Ol"], tokenize="unicode")[0].value == 0
+    assert rouge(["O\u0308l"], ["\u00d6l"], tokenize="unicode")[0].value == 100  # one letter, written in two ways
+    hindi = "\u0939\u093f\u0928\u094d\u0926"  # different words that differ only in the last vowel sign
+    assert rouge([hindi + "\u0940"], [hindi + "\u0941"], tokenize="unicode")[0].value == 0
+    assert rouge(["東京で会議"], ["東京の会議"], tokenize="unicode")[0].value == pytest.approx(80)  # 4 of 5 characters
     with pytest.raises(SpecError, match="stem: the stemmer is for English"):
         rouge(["a"], ["a"], tokenize="unicode", stem=True)
 
