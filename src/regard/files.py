@@ -172,7 +172,10 @@ class _Lock:
     folder_created: bool
 
     def release(self) -> None:
-        """Release the lock. Remove the lock file unless another process owns it, and a new folder if it is empty."""
+        """Release the lock. Remove the lock file unless another process owns it.
+
+        Also remove the folder if it was created for this lock and is empty.
+        """
         with suppress(OSError):
             if not self.exclusive:
                 os.close(self.handle)  # close first, because Windows cannot remove an open file

@@ -171,7 +171,7 @@ class Packing(FixedShape):
         return self.in_batches(order[by_row], np.concatenate([[0], np.cumsum(sizes)]))
 
     def _rows(self, sizes: np.ndarray) -> np.ndarray:
-        """Return for every example the number of its packed row. `sizes` are token counts (examples, columns)."""
+        """Return the row number of every example. `sizes` are token counts (examples, sides): source and target."""
         count, sides = sizes.shape
         pools = max(1, count // min(self.pool, max(MIN_POOL, count // POOLS_AT_ONCE)))
         each = -(-count // pools)
@@ -181,7 +181,10 @@ class Packing(FixedShape):
         return (np.concatenate(packed) + each * np.arange(pools)[:, None]).reshape(-1)[:count]
 
     def _best_fit(self, sizes: np.ndarray) -> np.ndarray:
-        """Pack pools in parallel: return row numbers (pools, examples) for token counts (pools, examples, columns)."""
+        """Pack several pools at once. Return the row number of every example in its pool (pools, examples).
+
+        `sizes` are token counts (pools, examples, sides), with one value per side (source, target).
+        """
         pools, count, sides = sizes.shape
         decreasing = np.argsort(-sizes.sum(2), axis=1, kind="stable")
         in_order = np.take_along_axis(sizes, decreasing[:, :, None], 1).transpose(1, 2, 0).copy()

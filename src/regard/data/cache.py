@@ -43,7 +43,7 @@ Stamp = tuple[int, int, int, int, int]
 
 
 def cache_folder() -> Path:
-    """Return the cache folder: the environment variable REGARD_CACHE, or `regard` in the platform's cache folder."""
+    """Return the cache folder: the value of REGARD_CACHE if it is set, else `regard` in the system's cache folder."""
     if folder := os.environ.get(FOLDER):
         return Path(folder).expanduser().absolute()
     if sys.platform == "darwin" and (former := Path("~/Library/Caches/regard").expanduser()).is_dir():

@@ -48,7 +48,8 @@ def held_out(records: int) -> int:
 def choose_tokenizer(objective: Objective, sample: Sequence[Record]) -> Choice:
     """Choose a tokenizer for an objective, based on a sample of the training examples.
 
-    The default is byte-pair encoding. Tokens may be words for a classifier, and characters for targets of one word.
+    The default is byte-pair encoding. For a classifier, tokens may be words. If most targets are a single word, tokens
+    are characters.
     """
     if objective.model == "classifier":
         return _for_classes([record[objective.input_text] for record in _spread(sample)])
@@ -87,7 +88,8 @@ def _for_classes(texts: Sequence[str]) -> Choice:
 class Limit:
     """A length limit in tokens, and what happens to longer examples: "cut" (truncate) or "drop" (leave out).
 
-    With "extract", sources are truncated after their paragraphs are ranked by tf-idf against the first.
+    With "extract", a source is truncated after its paragraphs have been ranked by their tf-idf scores for the words of
+    the first paragraph.
     """
 
     max_len: int

@@ -69,7 +69,7 @@ class Objective(Spec):
     encoded: ClassVar[Mapping[str, int]] = MappingProxyType({})  # column of token ids -> index of the text
     measured: ClassVar[tuple[str, ...]]  # columns whose lengths determine the size of a batch
     unread: ClassVar[Mapping[str, int]] = MappingProxyType({})  # column -> number of final ids that are not read
-    summarizes: ClassVar[bool] = False  # True: the output is a summary of the input, of which a part may be enough
+    summarizes: ClassVar[bool] = False  # True: the output is a summary, for which part of the input may be enough
     labelled: ClassVar[bool] = False  # True: text 0 is a class label, and the objective has a field `labels`
     packs: ClassVar[bool] = True  # True: several examples may share a batch row
     may_drop: ClassVar[bool] = False  # True: an example longer than max_len may be left out; False: it is cut
@@ -81,7 +81,7 @@ class Objective(Spec):
     search: ClassVar[str] = "beam"  # kind of the default `decode` section of a recipe
     # The metrics
     metrics: ClassVar[tuple[str, ...]] = ()  # validation metrics beside the loss, most informative first
-    criterion: ClassVar[str] = "loss"  # the metric that ranks checkpoints if the recipe names none
+    criterion: ClassVar[str] = "loss"  # the metric that ranks checkpoints, unless the recipe sets one
     provides: ClassVar[tuple[str, ...]] = ("likelihood",)  # inputs that metrics may use (`Metric.needs`)
 
     if TYPE_CHECKING:
@@ -194,7 +194,7 @@ def _cut_source(table: Table, max_len: int) -> Table:
 class Summarization(Translation):
     """Predict the summary of a document.
 
-    The batches are those of a translation. The differences are the metrics (ROUGE), and that long documents are
+    The batches are those of a translation. Two things differ: the metrics are ROUGE scores, and long documents are
     truncated, or reduced to the most relevant paragraphs (`data.long`), but never left out.
     """
 
@@ -337,7 +337,7 @@ class Collated:
         self.positions = self._rows(within)
 
     def shifted(self, by: int) -> Tensor:
-        """Return the values `by` positions later in the column, in the same batch rows. `by` = 1 gives the labels."""
+        """Return the batch rows with each value replaced by the one `by` positions later. If `by` is 1: the labels."""
         return self._rows(self._column.ids[self._sources + by])
 
     def _rows(self, values: np.ndarray) -> Tensor:

@@ -90,7 +90,7 @@ class DataSpec(Spec):
 
     @property
     def longest(self) -> int:
-        """The field `max_len` as an integer. It must have been given, or chosen from the text, before."""
+        """The field `max_len`, which must have been given by the user or chosen from the text before."""
         assert self.max_len is not None, "resolved while preparing"
         return self.max_len
 

@@ -4,19 +4,19 @@ from collections.abc import Sequence
 
 Record = tuple[str, ...]
 
-GOLDEN = 2_654_435_769  # 2^32 / golden ratio; for every n, its first n multiples are evenly distributed modulo 2^32
+GOLDEN = 2_654_435_769  # 2^32 / golden ratio; for every n, the first n multiples of it are evenly spread modulo 2^32
 WHOLE = 1 << 32
 
 
 class Sample:
     """A deterministic sample of about `limit` characters, taken from all parts of a text.
 
-    If the text has at most `limit` characters, the sample is the whole text.
-    Training example n has the rank n * golden ratio modulo 1. The sample consists of the examples of lowest rank.
+    If the text has at most `limit` characters, the sample is the whole text. Otherwise, training example n has the rank
+    n * golden ratio modulo 1, and the sample consists of the examples with the lowest ranks.
     """
 
     def __init__(self, texts: Sequence[int], limit: int) -> None:
-        """Sample about `limit` characters, counted in the strings of each example whose index is in `texts`."""
+        """Sample about `limit` characters. Only the strings with indices `texts` of each example are counted."""
         self.texts, self.limit = texts, limit
         self.characters = 0  # number of characters in the whole text
         self._below, self._size = WHOLE, 0

@@ -37,7 +37,7 @@ class FirstReading:
             number, hashes, hashed, sizes = -1, bytearray(), array("q"), array("q")
             for number, record in enumerate(text.records()):
                 self.sample.offer(corpus, number, record)
-                # Examples with an empty text are left out later, so they must not be held out instead of usable ones.
+                # Examples with an empty text are left out later, so holding them out would waste places.
                 if spec.split_by_source and is_complete(record):
                     hashes += hash_of(record[objective.input_text], seed)
                     hashed.append(number)

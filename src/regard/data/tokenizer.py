@@ -52,8 +52,8 @@ SYMBOLS = [chr(byte) if byte in _VISIBLE else chr(256 + _HIDDEN.index(byte)) for
 BYTES = {symbol: byte for byte, symbol in enumerate(SYMBOLS)}
 LONE_SURROGATE = re.compile("[\ud800-\udfff]")  # half a character, which UTF-8 cannot encode
 
-# A text that only a lossless tokenizer restores: it has spaces, combining marks, look-alike characters, the text of
-# control tokens, and a sample of all Unicode characters.
+# Only a lossless tokenizer can encode and restore this text. It has spaces, combining marks, look-alike characters, the
+# text of control tokens, and a sample of all Unicode characters.
 ROUND_TRIP = "  a  b\t\r\n\u2028 e\u0301\u00e9 \ufb01 \uff21 don 't </s> <unk> [ x ] \u2581" + "".join(
     chr(code) for code in (*range(256), *range(256, 0x40000, 97)) if not 0xD800 <= code < 0xE000
 )
@@ -246,7 +246,7 @@ class TokenizerSpec(Spec):
     def learn(self, texts: Iterable[str], share: float = 1.0) -> Tokenizer:
         """Learn a tokenizer from texts, deterministically and in one pass.
 
-        `share` is the fraction of the corpus that `texts` has. It is below 1 if `texts` is a sample.
+        `share` is the fraction of the corpus in `texts`. It is below 1 if `texts` is a sample.
         """
 
 
@@ -255,7 +255,7 @@ class TooFewSubwordsError(DataError):
 
 
 def train(spec: TokenizerSpec, texts: Iterable[str], share: float = 1.0) -> Tokenizer:
-    """Learn the tokenizer that `spec` describes. `share` is the fraction of the corpus that `texts` has."""
+    """Learn the tokenizer that `spec` describes. `share` is the fraction of the corpus in `texts`."""
     if isinstance(texts, str):
         raise DataError("texts: needs a sequence of texts, not a single one; put it into a list")
     try:
@@ -566,7 +566,7 @@ def _visible(text: str) -> str:
 
 
 def _load_guarded(document: Document, unknown: int | None) -> tuple[tokenizers.Tokenizer, dict[int, str]]:
-    """Return a tokenizer of the library that encodes no text to a control token, and the dict {id: control token}.
+    """Return a tokenizer of the library that never encodes text as control tokens, and a dict {id: control token}.
 
     The option `encode_special_tokens` is not enough, because a Unigram model has "</s>" in its vocabulary and would
     match it in a text. Control tokens therefore get random names in memory. The file is unchanged.

@@ -44,7 +44,7 @@ class WordMemory(dict[str, int]):
         ends = [0]
 
         def keys() -> Iterator[list[str]]:
-            for text in texts:  # lazily, so that the words of only a few texts are in memory
+            for text in texts:  # one text at a time, because the words of all texts would need much memory
                 words = _keys(text)
                 ends.append(ends[-1] + len(words))
                 yield words

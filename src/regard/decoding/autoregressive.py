@@ -20,7 +20,7 @@ Pick = Callable[[Float[Tensor, "B V"], "Sequence[Path]", int], list[tuple[int, f
 
 @dataclass(eq=False, slots=True)
 class Path:
-    """One of the outputs that are generated for a batch row, with the tokens generated so far."""
+    """An output that is being generated for a batch row: its tokens so far and their log-probabilities."""
 
     row: int  # index in the batch
     number: int  # index of the row in the whole input, for the random numbers of sampling
@@ -104,8 +104,8 @@ class AutoregressiveLoop:
     def without_room(self, run: BatchDecoding, paths: Sequence[Sequence[Path]]) -> Iterator[list[PathStep]]:
         """Yield the remaining decoding steps after the longest prompts have run out of positions.
 
-        Rows with shorter prompts are decoded again in a batch of their own, in which more positions are left. The
-        outputs of all other rows end.
+        Rows with shorter prompts are decoded again in a separate batch, in which more positions are left. The outputs
+        of all other rows end.
         """
         again = run.short()
         yield [
@@ -145,6 +145,6 @@ def likeliest(
     paths: Sequence[Path],
     step: int,  # noqa: ARG001
 ) -> list[tuple[int, float] | None]:
-    """Greedy search: return (token, log p) of the likeliest token for every path. In a tie, choose the lowest id."""
+    """Greedy search: return (token, log p) for the likeliest token of every path. In a tie, choose the lowest id."""
     totals = [[NEVER if path.over else path.total] for path in paths]
     return [(ranked[0].token, ranked[0].log_prob) if ranked else None for ranked in best(log_probs, totals, 1)]

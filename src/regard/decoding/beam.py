@@ -117,7 +117,7 @@ class Beam(Search):
         return self.greedy().find(job) if self.beam_size == 1 and not self.coverage else search(job, self)
 
     def _completed(self, job: Job, results: Sequence[list[Hypothesis] | None]) -> list[list[Hypothesis]]:
-        """Return `results`, the hypotheses of the GPU search. Rows without a result are searched again on the host."""
+        """Return the `results` of the GPU search. Rows whose result is None are searched again, on the host."""
         again = [row for row, hypotheses in enumerate(results) if hypotheses is None]
         repeated = dict(zip(again, self._on_the_host(job.part(again)), strict=True)) if again else {}
         return [repeated[row] if hypotheses is None else hypotheses for row, hypotheses in enumerate(results)]

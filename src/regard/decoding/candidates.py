@@ -24,7 +24,7 @@ class Onward(NamedTuple):
 
 
 class Candidates:
-    """Computes the candidates for the next token: `ends` for eos, and `onward` for all other ids not in `never`."""
+    """Computes the candidates for the next token: `ends` for eos, `onward` for other ids except those in `never`."""
 
     def __init__(self, beams: int, vocab: int, never: tuple[int, ...], eos: int, device: torch.device) -> None:
         k, V = self.beams, self.vocab = beams, vocab
@@ -42,13 +42,13 @@ class Candidates:
         self.block_ties = -(first * k + beam).double()  # (k, blocks): the ties of the first token in each block
         self.eos_ties = -(eos * k + beam[:, 0]).double()  # (k)
         self.unit = torch.tensor(TIE, dtype=torch.float64, device=device)  # division by a number would be inexact
-        # The k best candidates are in the k best blocks. Blocks from several beams with equal scores and the same
-        # tokens are ranked by beam, although the first token with that score should decide. Up to k - 1 such blocks may
-        # rank too high.
+        # Without ties, the k best candidates are in the k best blocks. If blocks of several beams have the same tokens
+        # and equal maxima, the blocks are ranked by beam, although the first token with this maximum should decide. So
+        # up to k - 1 blocks may rank too high.
         self.examined = min(2 * k - 1, k * self.blocks)
 
     def ranks(self, total: Float[Tensor, "..."], ties: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
-        """Return the rank of every candidate, where higher is better. The total nan ranks highest, and NEVER lowest."""
+        """Return the rank of every candidate (higher is better). A total of NaN ranks highest, and NEVER lowest."""
         return torch.add(ties, (total / self.unit).round_(), alpha=self.beams * self.vocab)
 
     def ends(self, log_probs: Float[Tensor, "s k V"]) -> Float[Tensor, "s k"]:
@@ -67,7 +67,7 @@ class Candidates:
         maxima = log_probs[:, :, : whole * width].unflatten(2, (whole, width)).amax(-1)
         if whole < self.blocks:
             maxima = torch.cat((maxima, log_probs[:, :, whole * width :].amax(-1, keepdim=True)), -1)
-        # No candidate in a block ranks above the maximum of the block at the first token of the block.
+        # An upper bound of the ranks in a block: the rank of its maximum, as if this were at the first token.
         best = self.ranks(maxima + totals[:, :, None], self.block_ties).flatten(1)
         block = best.topk(self.examined).indices
         chosen, of = block.flatten(), block // self.blocks

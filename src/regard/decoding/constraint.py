@@ -103,7 +103,7 @@ CONSTRAINTS: tuple[type[Constraint], ...] = (BannedWords, ForcedPrefix, MinLengt
 
 
 def bind_all(constraints: Iterable[Constraint], tokenizer: Tokenizer) -> TokenConstraints:
-    """Combine several constraints into one `TokenConstraints` in the token ids of a tokenizer."""
+    """Express several constraints in the token ids of a tokenizer, combined into one `TokenConstraints`."""
     bound = [constraint.bind(tokenizer) for constraint in constraints]
     prefixes = list(dict.fromkeys(each.prefix for each in bound if each.prefix))
     message = "two prefixes are given, but an output can have only one; leave one of them out"

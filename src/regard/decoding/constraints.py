@@ -102,7 +102,7 @@ class TokenConstraints:
         return ids + (list(self.repeats(output)) if self.no_repeat else [])
 
     def repeats(self, output: Ids) -> Iterable[int]:
-        """Return all tokens that would repeat an n-gram of `output` if they followed it."""
+        """Return the tokens that would repeat an n-gram of `output` if they were appended."""
         n = self.no_repeat - 1
         tail = output[len(output) - n :] if len(output) >= n else None
         return (output[i + n] for i in range(len(output) - n) if output[i : i + n] == tail)

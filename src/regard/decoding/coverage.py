@@ -10,7 +10,7 @@ from regard.decoding.ensemble import Decodings
 
 
 class Coverage:
-    """Attention to each source token, summed over the output tokens of a beam. If `weight` is 0, nothing is stored."""
+    """Sums the attention of each beam to each source token over its output tokens. Does nothing if `weight` is 0."""
 
     def __init__(self, weight: float, rows: int) -> None:
         self.weight = weight

@@ -62,9 +62,10 @@ class Decodings:
 
 
 class Ensemble:
-    """Several models whose probabilities are averaged: log p(v) = log(1 / n * sum_m p_m(v)) for token v and n models m.
+    """Several models whose probabilities are averaged.
 
-    The models share a vocabulary. Each model has its own decoding state.
+    With n models m, the log-probability of token v is log(sum_m p_m(v) / n). The models share a vocabulary. Each model
+    has its own decoding state.
     """
 
     def __init__(self, models: Generator | Sequence[Generator]) -> None:

@@ -26,8 +26,8 @@ EMPTY = Partial((), (), NEVER)  # an unused beam
 class Choice(NamedTuple):
     """The candidates chosen for one source in one step."""
 
-    first: list[Candidate]  # the best candidates, at most as many as beams; those with eos end a hypothesis
-    onward: list[Candidate | None]  # the best candidates except those with eos, as many as beams, padded with None
+    first: list[Candidate]  # the k best candidates for k beams, or fewer; those with eos end a hypothesis
+    onward: list[Candidate | None]  # the k best candidates except those with eos, padded with None to k entries
 
 
 def plain(log_probs: Float[Tensor, "B V"], totals: Sequence[Sequence[float]], eos: int) -> list[Choice]:
@@ -54,7 +54,8 @@ def diverse(
 ) -> list[Choice]:
     """Return the chosen candidates for every source in diverse beam search (Vijayakumar et al. 2016).
 
-    The groups of beams choose one after another, and a token that an earlier group has chosen gets a penalty.
+    The groups of beams choose their tokens one after another. A token gets a penalty of `diversity` for each beam of an
+    earlier group that has chosen the same token.
     """
     sources, width = len(totals), len(totals[0]) // groups
     choices = [Choice([], []) for _ in totals]
@@ -87,7 +88,7 @@ def constrained(
 ) -> Choice:
     """Choose the candidates for one source with required sequences by dynamic beam allocation (Post & Vilar 2018).
 
-    The candidates are the best ones of all beams together, the best two of each beam, and all tokens that continue a
+    The candidates are the best of all beams together, the best two of each beam, and all tokens that continue a
     required sequence. A hypothesis may end only if it contains all required sequences. `room` is the number of tokens
     that may follow this step. Candidates that still need more than `room` tokens are dropped. If all need more, all are
     kept.

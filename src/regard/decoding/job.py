@@ -117,8 +117,8 @@ class BatchDecoding:
     def read(self, outputs: Sequence[Sequence[Ids]]) -> Float[Tensor, "B V"] | None:
         """Feed the last tokens to the models and return log p of the next token, or None if no positions are left.
 
-        Banned tokens have log p = -inf. `outputs` are the ids that the beams of each source have generated so far, on
-        which the constraints may depend.
+        Banned tokens have log p = -inf. `outputs` are the ids that the beams of each source have generated so far.
+        Constraints may depend on these ids.
         """
         try:
             log_probs = self.job.models.advance(self.ids, self.decodings, self.seg)
@@ -159,14 +159,14 @@ class BatchDecoding:
     def short(self) -> list[int]:
         """Return the indices of unfinished prompts (or sources) that are shorter than the longest one of the job.
 
-        In a batch of their own, they have more positions left for their outputs.
+        In a separate batch, they have more positions left for their outputs.
         """
         longest = max(self.job.lengths)
         return [source for source in self.running if self.job.lengths[source] < longest]
 
 
 def first_read(job: Job, beams: int) -> tuple[Int[Tensor, "B T"], Int[Tensor, "B T"] | None]:
-    """Return ids and segments of the decoder's first input, which is bos if there is a source, else the prompts.
+    """Return the ids and the segments of the decoder's first input: bos if there are sources, else the prompts.
 
     Segment 0 is padding. Padding shared by all prompts is removed. If no padding is left, the segments are None.
     """

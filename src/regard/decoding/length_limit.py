@@ -78,8 +78,8 @@ def of_tables(tables: Sequence[Table]) -> LengthLimit | None:
 def widest(limits: Sequence[LengthLimit | None]) -> LengthLimit | None:
     """Return a length limit that is at least as high as each of the given limits.
 
-    The limits come from the models of an ensemble or from the texts of a fine-tuned model. The limit of a model that
-    was saved without one is None. If `limits` is empty or contains None, the result is None.
+    The limits come from the models of an ensemble or from the texts of a fine-tuned model. A model that was saved
+    without a limit has the limit None. If `limits` is empty or contains None, the result is None.
     """
     known = [limit for limit in limits if limit is not None]
     if not known or len(known) < len(limits):

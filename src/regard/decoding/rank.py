@@ -53,7 +53,7 @@ def best(log_probs: Float[Tensor, "B V"], totals: Sequence[Sequence[float]], cou
     ahead = [[total - top for total in row] for row, top in zip(totals, tops, strict=True)]
     shift = torch.tensor(ahead, dtype=log_probs.dtype, device=log_probs.device)
     own, places = highest(log_probs.reshape(sources, beams, V), shift, requested)
-    fetched = torch.stack((own.double(), places.double())).tolist()  # one transfer; a double holds every place
+    fetched = torch.stack((own.double(), places.double())).tolist()  # one transfer; every index is exact in float64
     ranked = []
     for source, (values, at, row) in enumerate(zip(*fetched, totals, strict=True)):
         pairs = [(*divmod(int(place), V), value) for value, place in zip(values, at, strict=True)]
@@ -133,7 +133,7 @@ def block_width(V: int) -> int:
 
 
 def all_ranked(log_probs: Float[Tensor, "k V"], totals: Sequence[float], count: int) -> list[Candidate]:
-    """Rank all tokens of all beams of a source. Return the `count` best candidates, and all that tie with the last."""
+    """Rank all tokens of all beams of a source. Return the `count` best, and all that tie with the last of these."""
     wide = log_probs.double()
     steps = (wide + torch.tensor(totals, dtype=torch.float64, device=wide.device)[:, None]).div_(TIE).round_()
     enough = steps.flatten().topk(min(count, steps.numel())).values[-1]

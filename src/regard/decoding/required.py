@@ -19,8 +19,8 @@ class Progress(NamedTuple):
 class Required:
     """Automaton (Aho & Corasick 1975) that computes how many more tokens an output needs to contain all sequences.
 
-    `distance` is exact and takes overlaps into account: if (a b) and (b c) are required, three tokens are enough. If s
-    is the next sequence to be completed, the output needs the tokens of s that are not already in the tail. The
+    `distance` is exact and takes overlaps into account: if (a b) and (b c) are required, three tokens are enough. To
+    complete a sequence s next, the output needs the tokens of s that are not already in its tail (see `Progress`). The
     distance is therefore
 
         distance(met, tail) = min over s not met of  |s| - overlap(tail, s) + distance(after these tokens).
@@ -86,7 +86,7 @@ def _overlap(tail: Ids, s: Ids) -> int:
 def allocate(ranked: Sequence[Item], places: int, missing: Callable[[Item], int]) -> list[Item]:
     """Choose at most `places` items by dynamic beam allocation, and return them in the order of `ranked`.
 
-    `missing` is the number of tokens that an item still needs, and items with the same number form a bank. The banks
+    `missing(item)` is the number of tokens that an item still needs. Items with the same number form a bank. The banks
     take turns, beginning with the fewest missing tokens. In each turn, a bank contributes its best remaining item.
     """
     banks: dict[int, list[int]] = {}

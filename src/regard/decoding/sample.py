@@ -112,6 +112,6 @@ class Draw:
 
 
 def uniform(seed: int, row: int, sample: int, steps: int) -> np.ndarray:
-    """Return `steps` uniform random numbers in [0, 1) for one sample of a row. A larger `steps` appends numbers."""
+    """Return `steps` uniform random numbers in [0, 1) for one sample of a row. A larger `steps` only adds numbers."""
     philox = np.random.Philox(key=np.array([seed, row], np.uint64), counter=np.array([0, sample, 0, 0], np.uint64))
     return np.random.Generator(philox).random(steps)

@@ -49,7 +49,7 @@ def find(
     Several models form an ensemble. If the batch has sources, the decoder begins with bos, and the target in the batch
     is not read. Otherwise the target rows are prompts, and the hypotheses are continuations of the prompts. `limits`
     and `rules` are either one value for all rows or a sequence with one value per row. `rows` are the indices of the
-    batch rows in the whole input (default: 0, 1, ...), which determine the random numbers of sampling. The result for a
+    batch rows in the whole input (default: 0, 1, ...). They determine the random numbers of sampling. The result for a
     row does not depend on other rows.
     """
     _check_bound(search)
@@ -65,9 +65,9 @@ def stream(
     rules: TokenConstraints | Sequence[TokenConstraints] = FREE,
     rows: Sequence[int] | None = None,
 ) -> Iterator[list[Piece]]:
-    """Decode as `find` does, and yield, after each step, the new tokens of the rows that have not ended.
+    """Decode as `find` does. After each step, yield the new tokens of the rows that have not ended.
 
-    The ids of all pieces of a row form the ids of the row's hypothesis. The last piece contains the whole hypothesis.
+    The concatenated ids of a row's pieces are the ids of its hypothesis. The last piece contains the whole hypothesis.
     """
     _check_bound(search)
     return search.stream(prepare(models, batch, ends, limits, rules, rows, prefill_chunk(search)))
@@ -79,6 +79,6 @@ def prefill_chunk(search: Search) -> int | None:
 
 
 def _check_bound(search: Search) -> None:
-    """Raise SpecError if the search has constraints, which need a tokenizer: `find` works on token ids only."""
+    """Raise SpecError if the search has constraints. They need a tokenizer, and `find` works on token ids only."""
     if getattr(search, "constraints", ()):
         raise SpecError("constraints", "need a tokenizer; bind them (`Constraint.bind`) and give them as `rules`")

@@ -38,8 +38,8 @@ class Stopping:
     limit: int  # maximum number of tokens in a hypothesis
     finished: dict[tuple[int, ...], Hypothesis] = field(default_factory=dict)  # ids -> hypothesis
     eos_at_limit: ClassVar[bool] = True  # a hypothesis of the maximum length may still end with eos
-    # Hypotheses cut at the limit rank behind those that ended with eos, and scores are compared in steps of 1e-5.
-    # If False, finished hypotheses are ranked by the exact score alone.
+    # True: hypotheses cut at the limit rank behind those that ended with eos, and scores are compared in steps of 1e-5.
+    # False: finished hypotheses are ranked by the exact score alone.
     strict: ClassVar[bool] = True
 
     @abstractmethod
@@ -93,9 +93,9 @@ class CTranslate2(Stopping):
     If scores are plain log-probabilities (length_penalty 0), stop when `n_best` hypotheses have ended and one of them
     was the best candidate in its step. As in the library, eos counts towards max_decoding_length (here: `max_len`).
 
-    Differs from the library: when the library excludes tokens, it renormalises the probabilities. It excludes eos from
-    outputs shorter than min_decoding_length (default 1), and suppressed sequences. For a comparison, call the library
-    with min_decoding_length=0.
+    One thing differs: the library renormalises the probabilities when it excludes tokens. It excludes suppressed
+    sequences, and eos as long as an output is shorter than min_decoding_length (default 1). For a comparison, call the
+    library with min_decoding_length=0.
     """
 
     eos_at_limit, strict = False, False
@@ -107,7 +107,7 @@ class CTranslate2(Stopping):
 
 
 class HuggingFace(Stopping):
-    """Stop as in transformers 5 with early_stopping=False: when no live hypothesis beats `beams` finished ones.
+    """Stop as in transformers 5 with early_stopping=False: when no live hypothesis beats the worst finished one.
 
     A live hypothesis is scored as if it ended now, and compared with the worst of the `beams` best finished hypotheses.
     As in the library, eos counts towards max_new_tokens (here: `max_len`).
@@ -129,7 +129,8 @@ class HuggingFaceEarly(HuggingFace):
 class HuggingFaceNever(HuggingFace):
     """Stop as in transformers 5 with early_stopping="never".
 
-    This is `HuggingFace`, except that live hypotheses are scored at the length max_new_tokens if length_penalty > 0.
+    This is `HuggingFace` with one difference: if length_penalty > 0, live hypotheses are scored as if they had the
+    maximum length.
     """
 
     def done(self, live: float, length: int, topped: bool) -> bool:

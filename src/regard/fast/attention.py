@@ -1,8 +1,9 @@
 """Attention kernels. `attend` uses the fastest kernel that computes the result exactly.
 
 Packed batch rows on CUDA use our Triton kernel ("segments"), flash attention over concatenated segments ("varlen") or
-FlexAttention ("flex"). Everything else uses torch's `scaled_dot_product_attention` ("sdpa"), or elementary operations
-("reference") for position terms that "sdpa" does not support.
+FlexAttention ("flex"). Sparse attention patterns in long sequences use "varlen", "flex", or "chunked", which calls
+torch's kernel for the visible tiles. Everything else uses torch's `scaled_dot_product_attention` ("sdpa"). For position
+terms that "sdpa" does not support, elementary operations are used ("reference").
 """
 
 import logging
@@ -42,18 +43,19 @@ from regard.nn.ring_cache import Cache
 TRITON = find_spec("triton") is not None  # Triton comes with the CUDA builds of torch for Linux
 SHORT = 512  # the largest number of tokens in a short row or segment
 LARGE = 2**20  # the smallest number of scores for which a sparse kernel is faster than one with a mask
-DENSE = 0.3  # the largest share of visible tiles for which it is
-HUGE = 2**26  # the smallest number of scores whose mask is too large a tensor: 8,192 x 8,192
+DENSE = 0.3  # the largest share of visible tiles for which a sparse kernel is faster
+HUGE = 2**26  # number of scores from which a mask tensor would be too large: 8,192 x 8,192
 GRID = 65_535  # CUDA's limit for the number of programs along the second axis of a kernel
-_forced: list[str] = []  # kernels that `use` forces, innermost last; torch.compile can read a plain list
+_forced: list[str] = []  # kernels that `use` forces, innermost last; a plain list, because torch.compile can read it
 _log = logging.getLogger("regard.attention")
 _logged: set[str] = set()
 
 
 def has_kernels(x: Tensor) -> bool:
-    """Return whether our Triton kernels process x. This requires a GPU, bfloat16 and enabled gradients.
+    """Return whether our Triton kernels are used for x: on a GPU, in bfloat16, and with gradients enabled.
 
-    GPUs without bfloat16 do not support Triton either. Decoding uses torch's operators, which are faster to launch.
+    GPUs without bfloat16 do not support Triton either. Decoding has no gradients, and uses torch's operators, which are
+    faster to launch.
     """
     return TRITON and x.is_cuda and x.dtype == torch.bfloat16 and torch.is_grad_enabled()
 
@@ -99,7 +101,8 @@ def attend(
 ) -> Float[Tensor, "B H T V"]:
     """Return softmax(scale * q k' + position terms) v over the visible keys, computed by the fastest kernel.
 
-    `dropout` is the dropout probability of the attention weights.
+    `dropout` is the dropout probability of the attention weights. `qkv` is the fused projection, if q, k and v are
+    slices of it.
     """
     call = Call(q, k, v, view, scale, dropout, qkv)
     if torch.compiler.is_compiling() and may_skip_tiles(view):
@@ -111,9 +114,9 @@ def attend(
     reason="tiles of an attention_pattern are chosen outside of the graph; leave out fullgraph=True"
 )
 def _attend_outside_graph(call: Call) -> Float[Tensor, "B H T V"]:
-    """Return the result of `attend`, which torch.compile calls between two graphs instead of tracing it.
+    """Compute `attend` outside of the graphs of torch.compile, which does not trace this function.
 
-    The choice of a sparse kernel cannot be traced. A mask of T x S elements could, but would be far slower.
+    The choice of a sparse kernel cannot be traced. A mask of T x S elements could be traced, but would be far slower.
     """
     return KERNELS[choose(call)](call)
 
@@ -146,7 +149,7 @@ def _candidates(call: Call) -> tuple[str, ...]:
 
 
 def is_sparse(view: View) -> bool:
-    """Return whether a pattern hides so many keys of a long sequence that a sparse kernel is faster than a mask."""
+    """Return whether a pattern hides so many keys of a long sequence that a sparse kernel is faster than "sdpa"."""
     pattern = view.mask.attention_pattern
     if pattern is None or view.T * view.S < LARGE or torch.compiler.is_compiling():
         return False
@@ -158,8 +161,8 @@ def is_sparse(view: View) -> bool:
 def _for_patterns(call: Call) -> tuple[str, ...]:
     """Return the names of the kernels for a sparse pattern in a long sequence, fastest first.
 
-    The "flex" kernel is compiled for each shape, which takes many seconds. So it is the first choice only in training
-    on rows of one shape: packed rows, and rows without padding.
+    The "flex" kernel is compiled for each shape, which takes many seconds. So "flex" comes before "chunked" only in
+    training on rows of one shape: packed rows, and rows without padding.
     """
     mask = call.view.mask
     if not call.q.is_cuda:
@@ -175,7 +178,7 @@ def is_huge(view: View) -> bool:
 
 
 def may_skip_tiles(view: View) -> bool:
-    """Return whether `is_sparse` or `is_huge` may be true. This can be traced by torch.compile."""
+    """Return whether `is_sparse` or `is_huge` may be true. torch.compile can trace this function."""
     if torch.compiler.is_exporting():  # an exported program is one graph
         return False
     scores, mask = view.T * view.S, view.mask
@@ -185,7 +188,7 @@ def may_skip_tiles(view: View) -> bool:
 
 
 def _log_cost(chosen: str, call: Call) -> None:
-    """Log, once for each reason, that a pattern is computed by a kernel that is slow or needs much memory."""
+    """Log a message if the chosen kernel is slow or needs much memory. Each message is logged only once."""
     view, pattern = call.view, call.view.mask.attention_pattern
     setting = "input_attention='full'" if pattern is None else f"attention_pattern={pattern.kind!r}"
     if chosen in ("sdpa", "reference") and is_huge(view):
@@ -206,7 +209,7 @@ def _log_cost(chosen: str, call: Call) -> None:
 
 
 def _why_no_tiles(call: Call) -> str:
-    """Return the reason why no kernel that skips tiles computes these arguments."""
+    """Return the reason why no kernel that skips hidden tiles can be used for these arguments."""
     terms = call.view.terms
     if terms is not None and (terms.context is not None or terms.content is not None or terms.bias is not None):
         return "the position scheme adds scores that no such kernel computes; set position to another one"
@@ -262,7 +265,8 @@ def refusal(name: str, call: Call) -> str | None:  # noqa: PLR0911  # one return
     if mask.causal and (mask.start or view.T != view.S):
         return "varlen is causal over whole sequences only, not over a cache; use 'sdpa'"
     pattern = mask.attention_pattern
-    if pattern is not None and not (isinstance(pattern, Window) and view.T == view.S):  # aligns a window with the end
+    # The kernel aligns the last query with the last key.
+    if pattern is not None and not (isinstance(pattern, Window) and view.T == view.S):
         return f"varlen supports only windows over as many keys as queries, not {pattern.kind}; use 'flex' or 'sdpa'"
     return None
 
@@ -328,7 +332,7 @@ def sdpa(call: Call) -> Float[Tensor, "B H T V"]:
 
 
 def additive(view: View, dtype: torch.dtype) -> Tensor | None:
-    """Return the position bias, with -inf at hidden keys. Return None if there are neither a bias nor hidden keys."""
+    """Return an additive mask: the position bias, and -inf at hidden keys. If there is neither, return None."""
     return cached(view.lowered, ("additive", dtype), lambda: _additive(view, dtype))
 
 
@@ -403,7 +407,7 @@ def chunked(call: Call) -> Float[Tensor, "B H T V"]:
 
 
 def varlen(call: Call) -> Float[Tensor, "B H T V"]:
-    """Return flash attention over the concatenated segments of all rows, which computes only pairs in a segment."""
+    """Return flash attention over the concatenated segments of all rows. Only pairs in a segment are computed."""
     from torch.nn.attention.varlen import varlen_attn  # noqa: PLC0415  # needs a CUDA build on some versions
 
     q, k, v, view, scale, *_ = call
@@ -431,14 +435,14 @@ def varlen(call: Call) -> Float[Tensor, "B H T V"]:
 
 
 def segments(call: Call) -> Float[Tensor, "B H T V"]:
-    """Return attention for packed rows, computed by our Triton kernel, which needs no mask and samples dropout."""
+    """Return attention for packed rows, computed by our Triton kernel, which needs no mask and supports dropout."""
     from regard.fast import packed_attention  # noqa: PLC0415  # needs Triton
 
     q, k, v, view, scale, dropout, qkv = call
     mask, H = view.mask, q.shape[1]
     assert mask.q_seg is not None
     assert mask.k_seg is not None
-    # Within a segment, positions increase with the column, so that columns decide causality.
+    # Positions increase along a segment, so the kernel compares the indices of tokens in the row instead.
     layout = cached(view.shared, "layout", partial(packed_attention.lay_out, mask.q_seg, mask.k_seg, mask.causal))
     return packed_attention.attend(q, repeat_heads(k, H), repeat_heads(v, H), layout, scale, dropout, qkv)
 
@@ -462,10 +466,10 @@ KERNELS: dict[str, Callable[[Call], Tensor]] = {
 def cumulative_lengths(
     mask: Mask, T: int, S: int, rows: int, device: torch.device
 ) -> tuple[Int[Tensor, " r"], Int[Tensor, " r"]]:
-    """Return the cumulative lengths of all segments in all rows, for queries and for keys, as varlen kernels need them.
+    """Return the cumulative lengths of all segments in all rows, for queries and for keys: the input of varlen kernels.
 
     Segments must be numbered 1, 2, ... along a row, with padding (0) last and the same numbers in query and key rows.
-    The result has a fixed size, in which missing segments have length 0. Padding is split into segments of at most
+    The results have a fixed size: missing segments have length 0. Padding is split into segments of at most
     `mask.longest` tokens, because a kernel computes only the first `mask.longest` outputs of a segment.
     """
     chunk = mask.longest or max(T, S)
@@ -502,7 +506,7 @@ class FastSelfAttention(SelfAttentionModule):
     def attend_over(
         self, x: Float[Tensor, "B T D"], view: View, ctx: Context, state: Cache | BeamCache | None
     ) -> Float[Tensor, "B T W"]:
-        """Return the output of self-attention for x, whose tokens attend to each other and to the KV cache `state`."""
+        """Return self-attention of the tokens in x to each other and to the cached tokens, if a KV cache is given."""
         qkv = self.qkv(x)
         q, k, v = self.split(qkv, view)
         if state is not None:
@@ -517,7 +521,7 @@ class FastSelfAttention(SelfAttentionModule):
     def is_fused(self, view: View) -> bool:
         """Return whether the kernel can read queries, keys and values directly from the fused projection.
 
-        They must have equal shapes, and no rotation, offset or norm may be applied between projection and attention.
+        All must have equal shapes, and no rotation, offset or norm may be applied between projection and attention.
         """
         rotated = view.terms is not None and (view.terms.rotation is not None or view.terms.offset is not None)
         unnormed = isinstance(self.query_norm, nn.Identity)
@@ -525,7 +529,7 @@ class FastSelfAttention(SelfAttentionModule):
         return not rotated and unnormed and self.kv_heads == self.heads and equal
 
     def weights(self, q: Tensor, k: Tensor, view: View, state: Cache | BeamCache | None) -> Tensor:
-        """Return the attention weights of every batch row, which a trace records."""
+        """Return the attention weights of every batch row, to be recorded in a trace."""
         weights = attention_weights(q, k, view, self.scale)
         if not isinstance(state, BeamCache):
             return weights
@@ -534,7 +538,7 @@ class FastSelfAttention(SelfAttentionModule):
 
     def start(self, rows: Rows, ctx: Context) -> Cache | BeamCache:  # type: ignore[reportIncompatibleMethodOverride]
         cache = super().start(rows, ctx)
-        # A ring cache is bounded for each beam. A cache that the beams share holds every token.
+        # A ring cache is bounded, so each beam keeps its own. A shared cache would store every token.
         return BeamCache(rows) if isinstance(rows, SharedRows) and isinstance(cache, KVCache) else cache
 
 
@@ -545,7 +549,7 @@ class FastCrossAttention(CrossAttentionModule):
 
 
 class FastLinformer(LinformerModule):
-    """Attention to mixtures of keys and values, computed by the fastest kernel."""
+    """Linformer attention (to linear combinations of keys and values), computed by the fastest kernel."""
 
     attend = staticmethod(attend)
 
@@ -557,11 +561,11 @@ class FastParameterFreeAttention(ParameterFreeAttentionModule):
 
 
 class FastCompressedAttention(CompressedAttentionModule):
-    """Memory-compressed attention computed by the fastest kernel, without a T x S mask where groups are regular.
+    """Memory-compressed attention computed by the fastest kernel, without a T x S mask if groups are regular.
 
-    In a causal row with a sink, the queries at positions i = c * m - s + r with the same r = 0, ..., c - 1 attend to
-    the first m + 1 keys, where c is the stride and s is 1 if the attention is inclusive, and otherwise 0. This is
-    causal attention of one query per group. So each head becomes c heads, one for each r, with T / c queries and keys.
+    Let c be the stride. Let s be 1 if the attention is inclusive, and otherwise 0. In a causal row with a sink, the
+    query at position i = c * m - s + r, with 0 <= r < c, attends to the first m + 1 keys. For a fixed r, this is causal
+    attention with one query per group. So each head is split into c heads, one for each r, with T / c queries and keys.
     """
 
     def attend(
@@ -586,7 +590,7 @@ class FastCompressedAttention(CompressedAttentionModule):
         return y[:, :, early : early + view.T]
 
     def is_regular(self, view: View) -> bool:
-        """Return whether the rows of a causal stack begin with a text, and every group ends `stride` after the last."""
+        """Return whether attention is causal with a sink, and every row is a text with a group per `stride` tokens."""
         mask = view.mask
         whole = mask.start == 0 and mask.q_pos is None and mask.prefix is None and not mask.packed
         keys = -(-(view.T + int(self.inclusive)) // self.stride)

@@ -20,11 +20,12 @@ from regard.nn.terms import Terms
 
 
 class BeamAncestry:
-    """Table of the cache slots with the tokens of each beam. Reordering beams changes this table and moves no keys.
+    """Table of the cache slots that hold the tokens of each beam. Reordering beams changes the table and moves no keys.
 
-    Every beam of every source is a row. Column c is the c-th token of this decoding session, including padding. The
-    token that beam b reads in column c is written to slot (c, b) of its source and never overwritten. `at[row, c]` is
-    the beam whose slot contains the row's token in column c, or `beams` if the row has no token there.
+    The table has a row for every beam of every source, and a column for every token that a beam reads in this decoding
+    session, including padding. In column c, beam b writes its token to slot (c, b) of its source. Slots are never
+    overwritten. A beam may continue another beam, so its token in column c may be in the slot of that other beam:
+    `at[row, c]` is the beam that wrote the slot, or `beams` if the row has no token in column c.
 
     In a static decoding session, columns are counted for each source, so that sources may start at different steps.
     """
@@ -34,7 +35,7 @@ class BeamAncestry:
         self.each: Int[Tensor, " k"] = torch.arange(beams, device=device)
         self.own: Int[Tensor, "B 1"] = self.each.repeat(rows // beams)[:, None]
         self.at: Int[Tensor, "B N"] = torch.full((rows, max_len), beams, device=device)
-        # The position of each token in its row. None: the column, which is the position if prompts are equally long.
+        # The position of each token in its text. None: prompts are equally long, so the position is the column.
         self.places: Int[Tensor, "B N"] | None = None
         self.plain: Int[Tensor, " M"] = torch.arange(max_len, device=device).repeat_interleave(beams)
         self.column: Int[Tensor, " b"] = torch.zeros(rows // beams, dtype=torch.int64, device=device)  # the next column
@@ -42,11 +43,12 @@ class BeamAncestry:
         sources = torch.arange(rows // beams, device=device)[:, None]
         self.begin: Int[Tensor, "b k"] = sources * (max_len * beams) + self.each
         self.here: Int[Tensor, " n"] | None = None
-        self.numbers: Float[Tensor, "n k"] | None = None  # added to the scores, indexed by `at`
+        self.numbers: Float[Tensor, "n k"] | None = None  # row `at[i, c]` is added to the scores in column c
 
     def enter(self, T: int, bound: int, places: Int[Tensor, "B T"]) -> None:
-        """Assign slots in columns from `bound` on to the next T tokens, at positions `places`, of every row (beam).
+        """Assign slots to the next T tokens of every row (beam). The positions of the tokens are `places`.
 
+        The slots are in the columns from `bound` on or, in a static session, from the next column of each source on.
         Calling the method again with equal arguments changes nothing.
         """
         self._write(self.at, self.own.expand(-1, T), bound)
@@ -58,7 +60,7 @@ class BeamAncestry:
     def leave(self, T: int, bound: int, counts: Int[Tensor, " B"] | None) -> None:
         """Record that every row (beam) has read T tokens, from column `bound` on.
 
-        The first `counts` tokens of each row are real, the others are padding. If `counts` is None, all tokens are
+        The first `counts[i]` tokens of row i are real, the others are padding. If `counts` is None, all tokens are
         real.
         """
         if counts is not None:
@@ -83,23 +85,26 @@ class BeamAncestry:
             table[:, bound : bound + T] = values
 
     def visible(self, T: int, S: int) -> Bool[Tensor, "b N M"]:
-        """Return a mask of the slots in the first S columns that the T queries of each beam may attend to."""
+        """Return which of M cache slots each of N queries may attend to.
+
+        There are N = beams * T queries, T for each beam, and M = S * beams slots, in the first S columns.
+        """
         at = self.at[:, :S].unflatten(0, (-1, self.beams))
         on_path = (at[..., None] == self.each).flatten(2)  # (b, beams, S * beams)
         return on_path.repeat_interleave(T, 1) if T > 1 else on_path
 
     def set_dtype(self, dtype: torch.dtype) -> None:
-        """Set the dtype of the mask that `additive` returns, which must be the dtype of the keys."""
+        """Set the dtype of the additive mask, which must be the dtype of the keys."""
         if self.numbers is None or self.numbers.dtype != dtype:
             here = torch.eye(self.beams + 1, self.beams, dtype=torch.bool, device=self.at.device)
             self.numbers = torch.full(here.shape, -torch.inf, dtype=dtype, device=here.device).masked_fill_(here, 0.0)
 
     def additive(self, S: int) -> Float[Tensor, "b 1 k M"] | None:
-        """Return the mask of `visible` for one query per beam as an additive mask, or None before `set_dtype`."""
+        """Return `visible` for one query per beam as an additive mask, or None if `set_dtype` has not been called."""
         return None if self.numbers is None else self.numbers[self.at[:, :S]].view(-1, 1, self.beams, S * self.beams)
 
     def slots(self, S: int) -> Int[Tensor, "#b M"]:
-        """Return, for every slot in the first S columns, the position of its token in the text."""
+        """Return the position (in its text) of the token in every slot of the first S columns."""
         if self.places is None:
             return self.plain[None, : S * self.beams]
         return self.places[:, :S].unflatten(0, (-1, self.beams)).transpose(1, 2).flatten(1)
@@ -127,7 +132,7 @@ class BeamAncestry:
 
 @dataclass(frozen=True, slots=True)
 class BeamMask(Mask):
-    """Mask over the queries of all beams and the slots of their source. A beam attends only to slots of its tokens."""
+    """Mask between the queries of all beams of a source and its cache slots. A beam attends only to its own tokens."""
 
     on_path: Callable[[], Bool[Tensor, "b N M"]] | None = None
     one_step: bool = False  # every beam reads one token, so causality hides nothing
@@ -219,7 +224,7 @@ class SharedRows(Rows):
 
 
 def shared_rows(sources: int, beams: int, device: torch.device, max_len: int, static: bool) -> Rows:
-    """Return the `Rows` (one per beam) of a new decoding session. Several beams of a source share its caches."""
+    """Return the `Rows` (one per beam) of a new decoding session. Several beams of a source share their caches."""
     rows = Rows.start(sources, beams, device, max_len, static)
     if beams == 1:
         return rows
@@ -243,7 +248,7 @@ class BeamCache(Rewritten):
     def append(
         self, k: Float[Tensor, "b G N K"], v: Float[Tensor, "b G N V"], view: View
     ) -> tuple[Float[Tensor, "b G M K"], Float[Tensor, "b G M V"], View]:
-        """Store new keys and values, ordered by beam. Return those of all slots so far, and `view` unchanged."""
+        """Store new keys and values (ordered by beam). Return the keys and values of all slots so far, and `view`."""
         self.rows.ancestry.set_dtype(k.dtype)
         T = k.shape[2] // self.beams
         if T > 1:
@@ -272,7 +277,10 @@ class BeamCache(Rewritten):
         return keys, values
 
     def apart(self, weights: Float[Tensor, "b H N M"], slots: Int[Tensor, "#b M"]) -> Float[Tensor, "B H T S"]:
-        """Return the attention weights of each beam over token positions, given the `weights` over cache slots."""
+        """Convert attention `weights` over cache slots to weights over token positions, with one batch row per beam.
+
+        `slots` has the position of the token in each slot.
+        """
         at = slots[:, None, None].expand_as(weights)
         by_place = weights.new_zeros(*weights.shape[:3], weights.shape[3] // self.beams).scatter_add(-1, at, weights)
         return by_place.unflatten(2, (self.beams, -1)).transpose(1, 2).flatten(0, 1)

@@ -1,8 +1,9 @@
-"""Beam search on the GPU with continuous batching. No data are copied to the host between two steps.
+"""Beam search on the GPU with continuous batching. Most steps copy no data to the host.
 
-A search that waits for the host at every step leaves a GPU idle for most of the time. Here beams, scores, stopping and
-outputs are tensors (`BeamState`). A decoding step, including the search, has fixed shapes and is captured as one CUDA
-graph. Every few steps, the host checks which sources are done and replaces them by new ones (continuous batching).
+If the search waited for the host at every step, the GPU would be idle most of the time. Here, beams, scores, stopping
+and outputs are tensors (`BeamState`). A decoding step, including the search, has fixed shapes and is captured as one
+CUDA graph. Every few steps, the host checks which sources are done and replaces them by new sources (continuous
+batching).
 """
 
 import logging
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
     from regard.decoding.beam import Beam
 
 POLL = 4  # number of steps between two checks for sources that are done
-REFILL_SHARE = 8  # one in `REFILL_SHARE` slots must be free before further sources are encoded
+REFILL_SHARE = 8  # further sources are encoded when at least one in this many slots is free
 WINDOW = 32  # the cache is read up to a multiple of `WINDOW`; there is one graph per multiple
 KEPT_DECODERS = 4  # number of decoders cached per model, for later batches of equal shape
 WIDTHS = (16, 32, 48, 64, 96, 128, 192, 256, 384, 512)  # source lengths of decoders; sources are padded to one of these
@@ -84,14 +85,14 @@ class CapturedDecoder:
             member.rows.follow(self.state.lengths)
         self.first_step = [0] * slots  # the step in which the source in each slot started
         self.last_step = [0] * slots  # the step after which the source in each slot is certainly done
-        self.busy: dict[int, int] = {}  # number of the source in every occupied slot
+        self.busy: dict[int, int] = {}  # occupied slot -> number of its source
         self.steps = 0
         on_gpu = self.device.type == "cuda"
         self.stream = torch.cuda.Stream(self.device) if on_gpu else None
         self.pool = torch.cuda.graph_pool_handle() if on_gpu else None
         self.windows: dict[int, graphs.Graphed[None]] = {}
         self.sources: Batch | None = None  # the input of the encoder's graph
-        # The memory pool of the encoder is not shared, because its output is read after further steps.
+        # The encoder's graph has its own memory pool, because later steps still read the encoder's output.
         self.encoder: graphs.Graphed[Decodings] = graphs.Graphed(self.stream, None, _log_refusal, first=True)
 
     @property
@@ -196,7 +197,7 @@ class RequestQueue:
         return Batch(ids, source=ids, source_seg=seg).to(self.device)
 
     def enter(self, decoder: CapturedDecoder) -> None:
-        """Start decoding the next sources of one encoded batch, at most as many as the decoder has free slots."""
+        """Start decoding the next sources in the free slots of the decoder, up to the end of an encoded batch."""
         if self.fresh is None or self.next >= self.first + self.batch:
             self.first, self.fresh = self.next, decoder.start(self.models, self.sources(self.next))
         end = min(len(self.requests), self.first + self.batch, self.next + decoder.free)
@@ -223,7 +224,7 @@ def decoder_for(queue: RequestQueue) -> CapturedDecoder:
     """Return a decoder for a queue: a cached decoder of the required shape, or a new decoder."""
     models = queue.models.models
     kept = _decoders.setdefault(models[0], OrderedDict())
-    # A captured step reads the weights at the addresses during the capture, and calls the kernels chosen then.
+    # A captured step always reads weights from the same addresses, and calls the same kernels, as during the capture.
     weights = tuple((id(model), *(p.data_ptr() for p in model.parameters())) for model in models)
     key = (weights, queue.config, queue.batch, queue.width, queue.room, queue.device, forced())
     decoder = kept.pop(key, None)

@@ -30,7 +30,7 @@ from regard.decoding.stopping import (
 from regard.errors import DataError
 
 FIELDS = 5  # number of values stored for a finished output
-ENDED = 2.0**52  # exceeds every `order`, so that outputs that ended with eos rank before those that were cut
+ENDED = 2.0**52  # larger than any order; added to the order of outputs that ended with eos, which rank before cut ones
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,9 +63,9 @@ class Request:
 class BeamState:
     """State of a beam search in `slots` slots. A slot holds the live beams and best finished outputs of one source.
 
-    A step consists of dozens of operations on tensors with one number per beam. On a GPU, each of them takes as long as
-    an operation on large tensors. So constants are computed beforehand, values that move together are stored together,
-    and results are written in place.
+    A step consists of dozens of operations on tensors with one number per beam. On a GPU, such a small operation takes
+    as long as a larger one. To save operations, constants are computed beforehand, values that are moved together are
+    stored together, and results are written in place.
     """
 
     def __init__(self, config: SearchConfig, slots: int, room: int, device: torch.device) -> None:
@@ -79,8 +79,8 @@ class BeamState:
         self.totals = filled(slots, k, value=NEVER, dtype=torch.float64)  # NEVER in slots that are done
         self.ids = filled(slots * k, 1, value=config.ends.pad)
         self.lengths = filled(slots, k)  # tokens so far, equal for all beams of a source; 0 in slots that are done
-        # `final` is the length at which an output is full. `furthest` is length^alpha of the longest output,
-        # which includes eos only with `Optimal`.
+        # `final` is the length at which an output is full. `furthest` is length^alpha for the maximum length. This
+        # length includes eos only with `Optimal`.
         self.min_len, self.final = filled(slots, 1), filled(slots, 1)
         self.furthest = filled(slots, 1, value=1.0, dtype=torch.float64)
         self.done = filled(slots, 1, value=True, dtype=torch.bool)
@@ -91,8 +91,8 @@ class BeamState:
         self.value: Tensor | None = None  # log p of the token
         self.row = filled(slots, 1, value=room + 1)  # the row that the next step writes
         self.candidates: Candidates | None = None  # created in the first step, when the vocabulary size is known
-        # length^alpha of the current length, and with one and two tokens more. The host computes the powers, because
-        # another library may round them differently.
+        # Row n has length^alpha for the lengths n, n + 1 and n + 2. The host computes the powers, because other
+        # libraries may round them differently.
         sizes = torch.tensor(
             [config.scoring.size(n) ** config.scoring.alpha for n in range(room + 5)], dtype=torch.float64
         )
@@ -111,7 +111,7 @@ class BeamState:
         """Start the searches for `requests`, in the slots with the indices `at`."""
         device, k, config = at.device, self.config.beams, self.config
         first = torch.full((k,), NEVER, dtype=torch.float64)
-        first[0] = 0.0  # only one beam has the empty output; otherwise all beams would be equal
+        first[0] = 0.0  # only one beam starts; otherwise all beams would be equal
         limits = torch.tensor([[each.min_len, each.max_len] for each in requests], dtype=torch.int64).to(device)
         min_len, max_len = limits[:, :1].contiguous(), limits[:, 1:]
         self.totals.index_copy_(0, at, first.to(device).expand(len(requests), k))
@@ -142,7 +142,7 @@ class BeamState:
             last.masked_fill_(self.lengths < self.min_len, NEVER)
         place, value, total, rank = candidates.onward(rows, self.totals)
 
-        # An output ends if eos is among the `beams` best candidates. Ends are indexed by beam: each beam has one eos.
+        # An output ends if its extension by eos is among the `beams` best candidates. Each beam has one such extension.
         ending = self.totals + last
         ends = candidates.ranks(ending, candidates.eos_ties)
         better = (torch.cat((rank, ends, self.lowest), 1)[:, None] > ends[:, :, None]).sum(-1)
@@ -152,7 +152,7 @@ class BeamState:
         stops = final | stuck
         here, after, later = self.sizes.index_select(0, self.lengths[:, 0]).split(1, 1)  # (s, 1) each
 
-        # Outputs finish in this step if they end, if they have no possible continuation, or if they are full.
+        # Outputs finish in this step if they end with eos, have no possible continuation, or are full.
         cut = stops if config.stopping.eos_at_limit else stuck & ~final
         finished = [
             self._fields(
@@ -205,8 +205,8 @@ class BeamState:
     ) -> Float[Tensor, "s k f"]:
         """Return five values for each finished output: order, score, log-probability, log-probability of eos, and code.
 
-        Outputs are ranked by their order (higher is better), then by token ids, as in `Stopping.ranked`. The code (2 *
-        steps + ended) * k + beam, with k beams, locates the tokens of the output.
+        Outputs are ranked by their order (higher is better), then by token ids, as in `Stopping.ranked`. With k beams,
+        the code is (2 * steps + ended) * k + beam. The tokens of the output can be found from the code.
         """
         assert self.candidates is not None
         score = order = total / size
@@ -216,7 +216,7 @@ class BeamState:
         return torch.stack((order, score, total, last, code), -1)
 
     def _keep(self, finished: Sequence[Float[Tensor, "s k f"]]) -> None:
-        """Store the `beams` + 1 best finished outputs. The last one shows whether there is a tie for rank `beams`."""
+        """Store the `beams` + 1 best finished outputs. The additional output is needed to detect a tie at the end."""
         joined = torch.cat((self.finished, *finished), 1)
         order = joined[:, :, 0].sort(dim=1, descending=True).indices[:, : self.finished.shape[1], None]
         torch.gather(joined, 1, order.expand(-1, -1, FIELDS), out=self.finished)
@@ -269,7 +269,7 @@ class BeamState:
 
         finished, unsure = fetched(self.finished), fetched(self.unsure)[:, 0]
         order = finished[:, :, 0]
-        # Outputs of equal order rank by their ids. An output that was not stored may have the order of the last one.
+        # Outputs of equal order rank by their ids. A dropped output may have the same order as the last stored output.
         exists, in_reach = order > NEVER, order >= order[:, config.n_best - 1 : config.n_best]
         unsure |= (in_reach & exists)[:, -1] | np.isnan(order).any(1)
         codes = np.where(exists & in_reach & ~unsure[:, None], finished[:, :, -1], 0).astype(np.int64)

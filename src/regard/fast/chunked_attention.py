@@ -27,7 +27,7 @@ class Group:
 
     queries: Int[Tensor, " n"]
     keys: Int[Tensor, "n m"]
-    mask: Bool[Tensor, "n 1 c M"]  # M = m * c
+    mask: Bool[Tensor, "n 1 c M"]  # M = m * c, where c is the number of tokens in a tile
 
 
 def chunked_attention(
@@ -38,10 +38,10 @@ def chunked_attention(
     scale: float,
     dropout: float,
 ) -> Float[Tensor, "B H T V"]:
-    """Return the attention output. One call of torch's kernel computes each group of query tiles."""
+    """Return the attention output. There is one call of torch's kernel for each group of query tiles."""
     B, H, T, _ = q.shape
     groups = cached(view.shared, ("groups", B), lambda: groups_of(view, B))
-    rows = visible_tiles(view).some.shape[0]  # 1 if all batch rows have the same tiles; then, rows become heads
+    rows = visible_tiles(view).some.shape[0]  # 1 if all batch rows have the same tiles; rows are then treated as heads
     outer = B if rows == 1 else 1
     q_tiles, k_tiles, v_tiles = (_split(x, outer) for x in (q, k, v))
     outputs = []
@@ -71,14 +71,14 @@ def chunked_attention(
 
 
 def visible_tiles(view: View) -> Tiles:
-    """Return the visible tiles of `view`, which are cached for the layers of a stack."""
+    """Return the visible tiles of `view`. They are cached, so that the layers of a stack share them."""
     return cached(view.shared, ("tiles", SIZE), lambda: tiles(view, SIZE))
 
 
 def groups_of(view: View, rows: int) -> list[Group]:
     """Return the groups of query tiles. The numbers of visible key tiles in a group differ by less than a factor of 2.
 
-    If batch rows have different tiles, tile t of row b has index b * (number of tiles in a row) + t.
+    If batch rows have different visible tiles, tile t of row b has index b * (number of tiles in a row) + t.
     """
     some = visible_tiles(view).some
     each = some.shape[0] > 1
@@ -87,7 +87,7 @@ def groups_of(view: View, rows: int) -> list[Group]:
     counts = tile.new_zeros(some.shape[0] * some.shape[1]).scatter_add(0, tile, torch.ones_like(tile))
     begins = counts.cumsum(0) - counts
     widths = torch.where(counts > 0, 2 ** counts.clamp(min=1).log2().ceil(), 0).long()
-    key = torch.cat((key, key.new_zeros(1)))  # what a query tile without keys reads
+    key = torch.cat((key, key.new_zeros(1)))  # the key tile that a query tile without visible keys reads
     groups = []
     for width in widths.unique().tolist():
         queries = (widths == width).nonzero()[:, 0]
@@ -103,9 +103,10 @@ def groups_of(view: View, rows: int) -> list[Group]:
 def _mask(
     view: View, queries: Int[Tensor, " n"], keys: Int[Tensor, "n m"], valid: Bool[Tensor, "n m"], each: bool
 ) -> Bool[Tensor, "n 1 c M"]:
-    """Return the mask between the tokens of each query tile and those of its key tiles.
+    """Return the mask between the tokens of each query tile and the tokens of its key tiles.
 
-    The last tile of a row may extend beyond the end of the row. The mask is False there.
+    `valid` is False at unused entries of `keys`. `each` is True if batch rows have different visible tiles. The last
+    tile of a row may extend beyond the end of the row. The mask is False there.
     """
     visible, tiles_of_row = mask_mod(view), -(-view.T // SIZE)
     inside = torch.arange(SIZE, device=queries.device)
@@ -121,7 +122,7 @@ def _mask(
 
 
 def _bias(view: View, group: Group, dtype: torch.dtype) -> Float[Tensor, "n H c M"] | None:
-    """Return the bias that the position scheme adds to the scores of a group, or None."""
+    """Return the bias that the position scheme adds to the scores of a group, or None if there is no bias."""
     terms = view.terms
     if terms is None or terms.by_distance is None:
         return None
@@ -136,7 +137,7 @@ def _bias(view: View, group: Group, dtype: torch.dtype) -> Float[Tensor, "n H c 
 
 
 def _split(x: Float[Tensor, "B H T K"], outer: int) -> Float[Tensor, "n outer H c K"]:
-    """Split the tokens into tiles, stacked along a new first axis of n tiles.
+    """Split the tokens into tiles of c tokens, stacked along a new first axis of n tiles.
 
     If `outer` is 1, the first axis has the tiles of all batch rows. Otherwise, `outer` is the batch size.
     """

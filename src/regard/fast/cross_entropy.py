@@ -1,4 +1,4 @@
-"""Cross-entropy in chunks of tokens, with the gradient from the same pass. The logits (N, V) are never stored."""
+"""Cross-entropy and its gradient, computed in one pass over chunks of tokens. The logits (N, V) are never stored."""
 
 from typing import Any
 
@@ -16,7 +16,7 @@ from regard.nn.vocab.tables import Table
 
 
 def chunk_rows(rows: int, vocab: int, device: torch.device) -> int:
-    """Return the number of tokens in a chunk, whose float32 logits fill 256 MiB, or 32 MiB on a CPU.
+    """Return the number of tokens in a chunk. Its float32 logits take up to about 256 MiB, or 32 MiB on a CPU.
 
     Blocks of 32 MiB suit a CPU's caches, and malloc reuses them in the next step. Larger blocks are returned to the
     operating system, which clears every page of a new block.
@@ -27,10 +27,10 @@ def chunk_rows(rows: int, vocab: int, device: torch.device) -> int:
 
 
 class CrossEntropy(torch.autograd.Function):
-    """Weighted cross-entropy of softmax(r M' + b) in chunks of tokens, with the gradient from the same pass.
+    """Weighted cross-entropy of softmax(r M' + b) and its gradient, computed in one pass over chunks of tokens.
 
     r are the hidden states, M is the output matrix, and b is its bias. The gradient of a chunk overwrites its logits,
-    so nothing is computed twice. There are three matrix products, as with stored logits.
+    so nothing is computed twice. There are three matrix products per chunk, as many as with stored logits.
     """
 
     @staticmethod
@@ -50,11 +50,11 @@ class CrossEntropy(torch.autograd.Function):
         wide = torch.float64 if r.dtype == torch.float64 else torch.float32
         objective, nll_sum = (torch.zeros((), dtype=wide, device=r.device) for _ in range(2))
         d_r = torch.empty_like(r) if needs_gradient else None
-        # The first product allocates the gradient, if there is one.
+        # The first chunk allocates the gradient. If there are no tokens, there is no chunk.
         d_matrix = torch.zeros(matrix.shape, dtype=wide, device=r.device) if needs_gradient and not N else None
         d_bias = torch.zeros(V, dtype=wide, device=r.device) if needs_gradient and bias is not None else None
-        # Smoothing needs the mean logit of each token, which the mean row of the matrix gives without a pass over the
-        # logits.
+        # Label smoothing needs the mean logit of each token. The product with the mean row of the matrix gives it
+        # without a pass over the logits.
         centre = matrix.to(wide).mean(0) if label_smoothing else None
         shift = 0.0 if bias is None or not label_smoothing else bias.to(wide).mean()
         step = max(1, chunk_rows(N, V, r.device))
@@ -189,9 +189,11 @@ class FusedMixture(MixtureOfSoftmaxesModule):
 class MixtureEntropy(torch.autograd.Function):
     """Weighted cross-entropy of a mixture p = sum_k pi_k p_k with p_k = softmax(r_k M'), in chunks of tokens.
 
-    The gradient comes from the same pass. For vocabulary token v, let t_v be the (smoothed) label, gamma_kv = pi_k *
-    p_k(v) / p(v), and g_k = sum_v t_v * gamma_kv. The gradient of a token's loss is p_k(v) * g_k - t_v * gamma_kv with
-    respect to the logits of component k, and -g_k with respect to log pi_k.
+    The gradient is computed in the same pass. Let t_v be the probability of vocabulary token v in the (smoothed) label
+    distribution. Let gamma_kv = pi_k * p_k(v) / p(v) and g_k = sum_v t_v * gamma_kv. Then
+
+        d loss / d logit_kv = p_k(v) * g_k - t_v * gamma_kv,
+        d loss / d log pi_k = -g_k.
     """
 
     @staticmethod
@@ -216,7 +218,7 @@ class MixtureEntropy(torch.autograd.Function):
             rows = slice(at, at + step)
             part, log_pi, weight = r[rows].flatten(0, 1), prior[rows, :, None], weights[rows, None].to(prior.dtype)
             logits = (part @ matrix.T).to(prior.dtype).unflatten(0, (-1, K))
-            # log pi_k p_k(v) overwrites the logits.
+            # log(pi_k * p_k(v)) overwrites the logits.
             joint = logits.sub_(logits.logsumexp(-1, keepdim=True) - log_pi)
             label = labels[rows, None, None].expand(-1, K, 1)
             label_joint = joint.gather(-1, label).squeeze(-1)

@@ -27,7 +27,7 @@ class LengthGroupedEncoder(EncoderDecoderModel):
     def encode_by_length(self, batch: Batch) -> Memory:
         """Return the memory (encoder output) of all sources.
 
-        Sources are encoded in groups of similar length if this reduces the tokens, including padding, by an eighth.
+        Sources are encoded in groups of similar length if this saves an eighth of the tokens, including padding.
         """
         source, seg = batch.source, batch.source_seg
         if source is None or seg is None or not source.is_cpu or batch.source_pos is not None:

@@ -34,8 +34,9 @@ def flex_attention(
 def fused(*args: Any, **options: Any) -> Tensor:
     """Run FlexAttention as a compiled kernel.
 
-    By default, torch compiles a function for at most 8 shapes and then runs it as Python. FlexAttention would then
-    compute all T x S scores. So there is no such limit here, and an error instead if it cannot be compiled.
+    By default, torch compiles a function for at most 8 shapes, and runs it as plain Python for further shapes.
+    FlexAttention in plain Python computes all T x S scores. So the limit is raised here, and there is an error if the
+    kernel cannot be compiled.
     """
     with config.patch(recompile_limit=FORMS, accumulated_recompile_limit=FORMS):
         return _compiled_flex()(*args, **options)
@@ -47,7 +48,7 @@ def _compiled_flex() -> Callable[..., Any]:
 
 
 def block_mask_of(view: View, rows: int) -> flexible.BlockMask:
-    """Return the mask of `view` as a block mask, from lists of visible tiles instead of all T x S pairs of tokens."""
+    """Return the mask of `view` as a block mask, built from visible tiles instead of all T x S pairs of tokens."""
     visible = tiles(view, SIZE)
     some, every = (x.expand(rows, -1, -1)[:, None] for x in (visible.some, visible.every))
     return flexible.BlockMask.from_kv_blocks(
@@ -66,7 +67,7 @@ def _ordered(pairs: Tensor) -> tuple[Int[Tensor, "B 1 Q"], Int[Tensor, "B 1 Q K"
 
 
 def score_mod(view: View, dtype: torch.dtype) -> Callable[..., Tensor] | None:
-    """Return the position bias of `view` as a function that changes a score, or None if there is no bias."""
+    """Return the position bias of `view` as a function that adds it to a score, or None if there is no bias."""
     terms = view.terms
     if terms is None or (terms.bias is None and terms.by_distance is None):
         return None

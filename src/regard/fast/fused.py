@@ -1,8 +1,8 @@
 """Fused norms, residual connections, feed-forward branches and token embeddings, for training.
 
 On CUDA in bfloat16, our Triton kernels normalise a residual sum without storing it, and apply ReLU inside the matrix
-product. Otherwise, the modules call torch's operations. Under autocast, hidden states stay in bfloat16, where torch's
-norms would return float32. This saves time because norms and sums are limited by memory bandwidth.
+product. Otherwise, the modules call torch's operations. Under autocast, torch's norms would return float32. Here,
+hidden states stay in bfloat16, which saves time because norms and sums are limited by memory bandwidth.
 """
 
 from typing import Any

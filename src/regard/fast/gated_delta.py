@@ -1,4 +1,4 @@
-"""The gated delta rule in chunks of tokens: products over all chunks at once, and a loop over states between them."""
+"""The gated delta rule in chunks of tokens: matrix products for all chunks at once, and a loop from chunk to chunk."""
 
 from typing import Any
 
@@ -14,7 +14,7 @@ CHUNK = 64  # tokens
 
 
 class ChunkedGatedDelta(GatedDeltaModule):
-    """The gated delta rule in chunks of 64 tokens (Yang et al. 2024). `gated_delta_rule` computes a single token."""
+    """The gated delta rule in chunks of 64 tokens (Yang et al. 2024). A single token uses `gated_delta_rule`."""
 
     @staticmethod
     def rule(
@@ -40,7 +40,7 @@ def chunked_gated_delta_rule(
 ) -> tuple[Float[Tensor, "B H T V"], Float[Tensor, "B H K V"]]:
     """Return what `gated_delta_rule` returns, computed in chunks of `chunk` tokens.
 
-    As there, a_i is the decay and b_i the strength of token i. Let S be the state at the beginning of a chunk. Let D_ij
+    Let a_i be the decay and b_i the strength of token i. Let S be the state at the beginning of a chunk. Let D_ij
     be the product of the decays of the tokens after j, up to and including i. Let d_i be the product of the decays of
     all tokens of the chunk up to i. Let u_i = b_i * (v_i - a_i * S_(i-1)' k_i) be the correction by token i. The state
     after token i is S_i = d_i * S + sum_(j <= i) D_ij * k_j u_j', and y_i = S_i' q_i. The corrections therefore solve a
@@ -70,7 +70,7 @@ def chunked_gated_delta_rule(
 
     # A product of decays is the exponential of a sum of `log_decay`. Differences of cumulative sums would lose the
     # digits of weak decays after a strong decay, so each sum is computed from its own terms. A token that clears the
-    # state has log_decay = -inf, and 0 * -inf is not a number. So the sums skip the token, and the products across it
+    # state has log_decay = -inf, and 0 * -inf is not a number. So the sums skip such a token, and products across it
     # are set to 0.
     clears = log_decay == -torch.inf
     log_decay, cleared = log_decay.masked_fill(clears, 0.0), clears.cumsum(-1)
@@ -114,7 +114,7 @@ def _(maps: Tensor, added: Tensor, state: Tensor) -> Tensor:  # noqa: ARG001
 def chunk_states_backward(maps: Tensor, direct: Tensor) -> Tensor:
     """Return the gradients of all states, G_N = direct_N and G_n = direct_n + maps_n' G_(n+1).
 
-    `direct` are the gradients of the states without what flows through later states.
+    `direct_n` is the part of the gradient of state n that does not flow through later states.
     """
     grads = torch.empty_like(direct, memory_format=torch.contiguous_format)
     grads[-1] = direct[-1]

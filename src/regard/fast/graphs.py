@@ -17,7 +17,7 @@ _broken: list[torch.cuda.CUDAGraph] = []  # the graph of a failed capture must n
 
 
 def watched(step: Callable[[], Result]) -> tuple[Result, str | None]:
-    """Run a step. Return its result, and torch's warning (or None) that an operation waited for the device."""
+    """Run a step. Return its result, and torch's warning if an operation waited for the device, else None."""
     before = torch.cuda.get_sync_debug_mode()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch warns that this mode is a prototype

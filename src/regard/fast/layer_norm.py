@@ -31,7 +31,7 @@ def _centred(x, inside, D, eps):
 
 @triton.jit
 def _summed(x_ptr, added_ptr, seed, places, inside, share, JOINS: tl.constexpr, DROPS: tl.constexpr):
-    """Return s = x or x + factor * added, rounded as if stored, and `factor`, which is 0 at dropped elements."""
+    """Return s (x, or x + factor * added), rounded as if stored, and `factor`, which is 0 at dropped elements."""
     x = tl.load(x_ptr + places, mask=inside, other=0.0).to(tl.float32)
     factor = tl.full(x.shape, 1.0, tl.float32)
     if JOINS:

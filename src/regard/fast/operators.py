@@ -1,4 +1,4 @@
-"""Register our kernels as custom operators of torch: it cannot trace Triton, and would unroll loops over chunks."""
+"""Register our kernels as custom operators: torch.compile cannot trace Triton, and would unroll loops over chunks."""
 
 from functools import partial
 
@@ -10,9 +10,9 @@ NAMES = (
     "chunk_states", "chunk_states_backward",
 )  # fmt: skip
 
-# A decorator that declares a function as an operator. The function must not change its arguments. The tag keeps the
-# strides of the arguments, on which kernels rely. Callers launch a kernel inside `torch.cuda.device_of` for a tensor,
-# because Triton uses the current device.
+# A decorator that declares a function as an operator. The function must not change its arguments. Because of the tag,
+# torch.compile keeps the strides of the arguments; kernels rely on them. A kernel must be launched inside
+# `torch.cuda.device_of(x)` for one of its arguments, because Triton uses the current device.
 operator = partial(torch.library.custom_op, mutates_args=(), tags=(torch.Tag.needs_exact_strides,))
 
 

@@ -206,7 +206,7 @@ def _like(x: Float[Tensor, "B H T K"]) -> Float[Tensor, "B H T K"]:
 
 
 def _readable(*tensors: Tensor) -> list[Tensor]:
-    """Return the tensors, copied only if their channels are not adjacent in memory, as the kernels require."""
+    """Return the tensors with channels adjacent in memory, as the kernels require. Copy only if necessary."""
     return [x if x.stride(-1) == 1 else x.contiguous() for x in tensors]
 
 
@@ -368,7 +368,7 @@ attend_joint.register_autograd(_joint_gradient, setup_context=_remember_joint)
 def reach(
     seg: Int[Tensor, "B T"], other: Int[Tensor, "B S"], causal: Literal["back", "on"] | None
 ) -> Int[Tensor, "B n 2"]:
-    """Return, for each block of tokens in `seg`, (start, end) of the tokens in `other` with the same segments.
+    """For each block of tokens in `seg`, return the range (start, end) of the tokens in `other` in the same segments.
 
     A kernel reads only this range for the block. With `causal="back"` (blocks of queries), the range ends with the
     block itself. With `causal="on"` (blocks of keys), the range starts with the block itself.

@@ -17,8 +17,8 @@ from regard.nn.linear import Projection
 from regard.nn.vocab.tables import EmbeddingsModule
 
 SOME = 32  # number of rows up to which oneDNN's blocks are faster
-WIDE = 8  # a matrix with this many times more outputs than inputs, such as a vocabulary, ...
-MANY = 128  # ... is faster in blocks up to this many rows
+WIDE = 8  # a weight is wide if it has at least this many outputs per input, as the weight for a vocabulary has
+MANY = 128  # number of rows up to which oneDNN's blocks are faster for a wide weight
 
 _address: Any = getattr(torch._C, "_data_address", None)  # data_ptr() without a request for write access
 _lazy_clone: Any = getattr(torch, "_lazy_clone", None)

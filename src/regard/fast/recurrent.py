@@ -69,8 +69,8 @@ class FusedLSTM(FusedCell, LSTMModule):
         self, x: Float[Tensor, "B T I"], state: State, weights: list[Tensor], lengths: Int[Tensor, " B"] | None
     ) -> tuple[Float[Tensor, "B T H"], State]:
         if lengths is not None:
-            # The kernel returns c after the last column only. An additional input channel marks padding, which closes
-            # the input gate and opens the forget gate, so that c does not change.
+            # The kernel returns c only after the last column. An additional input channel is 1 at padding. There, it
+            # closes the input gate and opens the forget gate, so that c does not change.
             padding = lengths[:, None] <= torch.arange(x.shape[1], device=x.device)
             x = torch.cat((x, padding[:, :, None].to(x.dtype)), -1)
             gates = x.new_tensor([-CLOSED, CLOSED, 0.0, 0.0]).repeat_interleave(self.d_hidden)

@@ -20,7 +20,7 @@ from regard.nn.mask import View
 def refillable(decodings: Sequence[Decoding]) -> bool:
     """Return whether `refill` is possible.
 
-    It needs static shapes, cached states that can be refilled, and attention masks that are plain tensors.
+    It requires static shapes, cached states that can be refilled, and attention masks that are plain tensors.
     """
     states = (state for decoding in decodings for state in flat(decoding.states))
     static = all(decoding.rows.static for decoding in decodings)
@@ -50,7 +50,7 @@ def _tensors_of_sources(decoding: Decoding) -> list[Tensor]:
 
 
 def _recompute_cached(view: View) -> None:
-    """Recompute the tensors that are cached in a view and depend on its mask, in place, after a change of the mask."""
+    """After the mask of a view has changed, recompute the cached tensors that depend on the mask, in place."""
     fresh = replace(view, lowered={}, shared={})
     for cache in (view.shared, view.lowered):
         for key, old in cache.items():

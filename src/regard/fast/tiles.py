@@ -18,8 +18,8 @@ SLICE = 1024  # query tiles that are compared with all key tiles at a time, whic
 class Tiles:
     """Two masks over the pairs of a query tile and a key tile.
 
-    `some` is True if any query of the pair may attend to any of its keys. `every` is True if all queries attend to all
-    keys. If the batch axis has size 1, the masks hold for every batch row.
+    `some` is True if any query of the query tile may attend to any key of the key tile. `every` is True if all its
+    queries may attend to all these keys. If the batch axis has size 1, the masks hold for every batch row.
     """
 
     some: Bool[Tensor, "b Q K"]
@@ -28,7 +28,7 @@ class Tiles:
 
 
 def tiles(view: View, size: int) -> Tiles:
-    """Return `Tiles`: which pairs of tiles of `size` tokens the mask of `view` makes visible.
+    """Return which pairs of query and key tiles of `size` tokens are visible under the mask of `view`.
 
     Both masks are conservative: `some` may be True although no key is visible, and `every` may be False although all
     keys are visible.
@@ -44,7 +44,7 @@ def density(pattern: AttentionPattern, causal: bool, T: int, S: int) -> float:
     """Return the share of pairs of tiles that an attention pattern makes visible in one sequence without padding.
 
     The share is computed on the CPU, because reading a result from a GPU would mean waiting for the GPU. In a very
-    long sequence, it is that of some of the query tiles.
+    long sequence, only some of the query tiles are counted.
     """
     view = View(Mask(causal=causal, start=S - T, attention_pattern=pattern), T, S, torch.device("cpu"))
     rows = torch.arange(-(-T // 64))
@@ -89,7 +89,7 @@ def _pairs(view: View, size: int, rows: Int[Tensor, " q"]) -> tuple[Bool[Tensor,
     every = every & ((rows + 1) * size <= view.T)[:, None]
     every = every & ((torch.arange(k.first.shape[2], device=view.device) + 1) * size <= view.S)
     if isinstance(mask, BeamMask):
-        every = torch.zeros_like(every)  # other beams hide keys in any tile
+        every = torch.zeros_like(every)  # any tile may have slots of other beams, which are hidden
     return some, some & every
 
 
@@ -104,7 +104,7 @@ def _within_texts(
     """Return `some` of `Tiles` for packed rows, in which texts follow each other.
 
     Two different tiles share at most one text: the first text of the later tile, which is the last text of the earlier
-    one. Only its tokens count, so that the other texts of a tile do not make the range of its positions larger.
+    tile. Only the tokens of this text are compared, because other texts would widen the range of positions in a tile.
     """
     mask = view.mask
     assert mask.q_seg is not None
@@ -123,7 +123,7 @@ def _within_texts(
 def _shown(
     mask: Mask, q: Span, k: Span, length: Int[Tensor, "#b #q 1"] | None, size: int
 ) -> tuple[Bool[Tensor, "#b q K"], Bool[Tensor, "#b q K"]]:
-    """Return `some` and `every` of `Tiles`, as far as causality and the attention pattern determine them."""
+    """Return `some` and `every` of `Tiles` under causality and the attention pattern alone, ignoring padding."""
     some = (q.first + k.first) == (q.first + k.first)
     every = some
     if mask.prefix is not None:
@@ -142,7 +142,10 @@ def _shown(
 def _span(
     positions: Int[Tensor, "#b n"], size: int, ordered: bool, axis: int, of: Bool[Tensor, "#b N size"] | None = None
 ) -> Span:
-    """Return the spans of the tiles of `positions`, with an axis of size 1 at index `axis`. `of` selects tokens."""
+    """Split `positions` into tiles, and return the spans of the tiles, with a new axis of size 1 at index `axis`.
+
+    `ordered` is True if positions increase by 1. If `of` is given, only tokens at which it is True count.
+    """
     tiled = _filled(positions, size)
     least = most = tiled
     if of is not None:

@@ -22,8 +22,8 @@ def attention(model: Model, batch: Batch) -> dict[str, list[Float[Tensor, "B H T
 
     Row t of a matrix (T, S) is the distribution of query t over S keys. In `decoder.cross` the keys are the tokens of
     the source; otherwise they are the tokens of the sequence itself. A decoder-only translator has one sequence: the
-    source, then the target. The weights of a Linformer are `encoder.mixtures`; its keys are mixtures of all tokens. The
-    weights of padded queries are meaningless. A model without attention gives {}.
+    source, then the target. A Linformer attends to mixtures of all tokens; its weights are named `encoder.mixtures`.
+    The weights of padded queries are meaningless. A model without attention gives {}.
     """
     trace = Trace()
     with evaluation(model):

@@ -24,7 +24,7 @@ Weights = Float[Tensor, "T S"] | Float[np.ndarray, "T S"]
 
 
 def terminal(weights: Weights, rows: Sequence[str], columns: Sequence[str], width: int = 100) -> str:
-    """Return a heat map for a terminal, at most `width` cells wide.
+    """Return a heat map for a terminal, at most `width` characters wide.
 
     The shades range from 0, or from the lowest weight if it is negative, to the highest weight. If the column labels
     fit, each is above its column. Otherwise the columns are numbered, a legend maps the numbers to labels, and the
@@ -61,7 +61,10 @@ def _flow(entries: Sequence[str], width: int) -> Iterator[str]:
 
 
 def _panel(sides: list[str], heads: list[str], shades: list[list[str]], wide: Sequence[int], gap: int) -> Iterator[str]:
-    """Yield a line of column labels, then one line per row of the map, in which a shade has at most 3 characters."""
+    """Yield a line of column labels, then one line per matrix row: its label and its cells.
+
+    Each cell repeats its shade at most 3 times, and is padded to the width of its column (`wide`).
+    """
     side, space = max(map(cell_len, sides)), " " * gap
     yield " " * side + "".join(space + set_cell_size(head, cells) for head, cells in zip(heads, wide, strict=True))
     for label, row in zip(sides, shades, strict=True):

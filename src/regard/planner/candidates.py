@@ -137,7 +137,7 @@ def of_ngrams(spec: ModelSpec) -> bool:
 
 
 def for_length(spec: ModelSpec, length: int) -> ModelSpec:
-    """Return a classifier of long texts with mean pooling and word dropout added; return other models unchanged.
+    """Add mean pooling and word dropout to a classifier of long texts. Other models are returned unchanged.
 
     `length` is the number of tokens per text. In a long text, many words indicate the class. Mean pooling counts these
     words, and word dropout removes only some of them. With 4,000 film reviews, accuracy improved by several points.
@@ -149,6 +149,6 @@ def for_length(spec: ModelSpec, length: int) -> ModelSpec:
 
 
 def with_dropout(spec: ModelSpec, dropout: float) -> ModelSpec:
-    """Return the model with its dropout rate set to `dropout`, and a nonzero attention dropout rate to half of it."""
+    """Return a model with dropout rate `dropout`. An attention dropout rate above 0 becomes half of `dropout`."""
     attention = round(dropout / 2, 3) if getattr(spec, "attention_dropout", 0.0) else 0.0
     return replace(spec, dropout=dropout, attention_dropout=attention)  # type: ignore[reportCallIssue]

@@ -29,7 +29,7 @@ TUNING_STEPS = 100
 VALIDATIONS = 20  # maximum number of validations in a training run
 VALIDATION = 0.1  # share of the time for validations
 # Early stopping with a time limit: number of validations without improvement, about a quarter of all validations. While
-# the learning rate is high, a score may not improve for an eighth of the time, and improve again when it falls.
+# the learning rate is high, a score may not improve for an eighth of the time, until the rate falls.
 PATIENCE = 7
 GREEDY = 0.25  # speed of greedy search on a CPU, relative to training
 SEARCH_STEP = 6e-3  # seconds of a step of greedy search on a GPU, for a batch of hundreds of texts
@@ -161,15 +161,16 @@ def _batches(
 def _smallest(text: TextSize, candidate: Candidate, hardware: Hardware) -> int:
     """Return the smallest useful batch size, in tokens.
 
-    Even a small batch of short texts to classify has a hundred labels, and larger batches would leave too few steps. A
-    language model has a noisier gradient than a translation model, and needs a larger batch.
+    It is small for n-gram convolutions, because even a small batch of short texts has a hundred labels, and larger
+    batches would leave too few steps. It is larger for language models, because their gradients are noisier than those
+    of translation models.
     """
     small = SMALL["cpu" if of_ngrams(candidate.spec) else hardware.kind]
     return max(small, 2048) if text.lengths[0] == 0 else small
 
 
 def _optimizer(objective: Objective, candidate: Candidate, hardware: Hardware, given: ModelChoice) -> OptimizerSpec:
-    """Return Muon for a translation or language model that the planner chooses on cpu or cuda, otherwise AdamW."""
+    """Return Muon if the planner chooses a translation or language model for cpu or cuda. Otherwise, return AdamW."""
     transformer = not objective.labelled and not of_ngrams(candidate.spec)
     if transformer and given.model is None and hardware.kind in ("cpu", "cuda"):
         return muon(objective)
@@ -177,7 +178,7 @@ def _optimizer(objective: Objective, candidate: Candidate, hardware: Hardware, g
 
 
 def _pooled(spec: ModelSpec) -> tuple[str | None, float | None]:
-    """Return pooling and word dropout of a model. Each is None if the model does not have this setting."""
+    """Return the pooling and the word dropout of a model. Each is None if the model does not have the setting."""
     task, tokens = getattr(spec, "task", None), getattr(spec, "input", None)
     return getattr(task, "pool", None), getattr(tokens, "word_dropout", None)
 
@@ -255,10 +256,10 @@ def _validation(budget: TrainingBudget, objective: Objective, decode: int) -> fl
 def _most_passes(candidate: Candidate, text: TextSize, trained: bool) -> float:
     """Return the number of passes through a text after which more passes hardly help.
 
-    For translation, this number is 300 for a few lines, 80 for a million tokens, and at least 8. A language model
-    predicts all tokens and memorises the text sooner. The number is 32 for a million tokens. A convolution over n-grams
-    learns faster. The number is 12 for 5,000 texts, 3 for 50,000, and at least 2. Long texts take 2.5 times as many,
-    because word dropout removes half of the words. Fine-tuning (`trained`) takes 5 to 20 passes.
+    For translation, this number is 300 for a few lines, 80 for a million tokens, and at least 8. For a language model,
+    it is 32 for a million tokens, because the model predicts all tokens and memorises the text sooner. For convolutions
+    over n-grams, which learn faster, it is 12 for 5,000 texts, 3 for 50,000, and at least 2. For long texts, it is 2.5
+    times higher, because word dropout removes half of the words. For fine-tuning (`trained`), it is 5 to 20.
     """
     if trained:
         batches = max(1.0, text.epoch / 1024)

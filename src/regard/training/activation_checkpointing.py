@@ -20,7 +20,8 @@ from regard.nn.trace import Trace
 class CheckpointedBlock(BlockModule):
     """A block that stores only its input in training. The backward pass computes its activations again.
 
-    Chen et al. 2016. Dropout uses the same random numbers both times, so the gradients are the same to the last bit.
+    This is the method of Chen et al. 2016. Dropout uses the same random numbers both times, so the gradients are the
+    same to the last bit.
     """
 
     def forward(self, x: Float[Tensor, "B T D"], ctx: Context, state: Any = None) -> Float[Tensor, "B T D"]:
@@ -79,7 +80,7 @@ def copied(value: Any, memo: dict[int, Any]) -> Any:
 
 
 def unrecorded(ctx: Context) -> Context:
-    """Return a copy of the context that discards auxiliary losses and traces, because they are recorded already."""
+    """Return a copy of the context that discards auxiliary losses and traces, for computing a block again."""
     losses = None if ctx.losses is None else []
     return replace(copied(ctx, {}), losses=losses, trace=None if ctx.trace is None else Trace())
 

@@ -81,7 +81,7 @@ class RunFolder:
         return former if former.exists() else self.path / "request.json"
 
     def writes(self, name: str) -> bool:
-        """Return whether training writes files of this name. It writes `data` only before recipe.json exists."""
+        """Return whether training writes files of this name. `data` is written only if there is no recipe.json yet."""
         return WRITTEN.fullmatch(name) is not None or (name == self.data.name and not self.recipe.exists())
 
     def weights(self, step: int) -> Path:
@@ -89,7 +89,7 @@ class RunFolder:
         return self.path / f"weights-{step:08d}.safetensors"
 
     def trainer(self, step: int, suffix: str) -> Path:
-        """Return the path of the trainer state at `step`: `suffix` is "safetensors" for tensors, else "json"."""
+        """Return the path of the trainer state at `step`. `suffix` is "safetensors" (tensors) or "json" (the rest)."""
         return self.path / f"trainer-{step:08d}.{suffix}"
 
     def steps(self) -> list[int]:

@@ -53,7 +53,7 @@ class TrainingConsole:
 
     def report(self, sentence: str) -> None:
         """Print a sentence above the progress line; ignore errors of writing, for example to a full disk."""
-        if re.match(r"(?!warning)[a-z][a-z-]*\b(?![./\\_])", sentence):  # not a path
+        if re.match(r"(?!warning)[a-z][a-z-]*\b(?![./\\_])", sentence):  # it does not start with a path
             sentence = sentence[0].upper() + sentence[1:]
         if not self.quiet:
             with suppress(OSError):
@@ -113,7 +113,10 @@ class TrainingConsole:
             self.warn(event)
 
     def validation(self, event: Event, width: int = WIDTH) -> str:
-        """Return as many metrics as fit in `width` characters, but at least two, as text in the order of `titles`."""
+        """Return the metrics as text, in the order of `titles`.
+
+        If the text is longer than `width` characters, the last metrics are left out, but at least two are kept.
+        """
         values = [f"{title} {_number(event[name])}" for name, title in self.titles.items() if name in event]
         while len(values) > 2 and len("  ".join(values)) > width:
             values.pop()
@@ -126,7 +129,7 @@ class TrainingConsole:
             self.warned = True
 
     def on_final(self, event: Event) -> None:
-        """Print the validation metrics of the averaged weights of several checkpoints."""
+        """Print the validation metrics of weights averaged over several checkpoints."""
         steps, kept = event["steps"], event["kept"]
         behind = "" if kept == steps else f"; ranks behind step {kept[0]:,}, which is used instead"
         self.report(f"mean of {len(steps)} checkpoints: validation {self.validation(event)}{behind}")

@@ -4,7 +4,7 @@ from regard.training.ranking import ERROR, LOSS, Criterion, Metrics, cost
 
 
 def improvements(reached: Metrics, metrics: Metrics, criterion: Criterion) -> Metrics:
-    """Compare the criterion and the loss in `metrics` with the best values in `reached`; return those that improved.
+    """Return the criterion and the loss from `metrics`, each only if it is better than its best value in `reached`.
 
     If the criterion improved, its standard error is returned too. An improvement of either metric counts, because a
     model with falling loss is still learning, even if none of its outputs is right yet.

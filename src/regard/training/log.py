@@ -92,7 +92,7 @@ def _silence() -> None:
 
 
 def environment(device: torch.device) -> dict[str, Any]:
-    """Return the versions, machine and commit: what the result of training depends on besides the recipe."""
+    """Return the versions, the machine and the commit, on which the result of training depends besides the recipe."""
     packages = ("regard", "torch", "numpy", "safetensors", "tokenizers", "sacrebleu")
     return {
         "python": sys.version.split()[0],

@@ -28,8 +28,8 @@ def order(scores: Mapping[int, Metrics], criterion: Criterion, reached: Metrics)
 
     Steps whose score is within the noise of the best score are ranked by loss (similar to the rule of one standard
     error, Breiman et al. 1984). All other steps are ranked by score. Steps with equal scores are ranked by loss, and
-    steps with equal losses by time. The reason is that a metric of a few hundred decoded sentences is noisy, and that
-    it is equal for all steps as long as no output is right. The loss has neither problem.
+    steps with equal losses by time. The loss is used because a metric of a few hundred decoded sentences is noisy, and
+    is equal for all steps as long as no output is right.
     """
     bound = cost(reached, criterion) + PAIRED * reached.get(ERROR, 0.0)
 
