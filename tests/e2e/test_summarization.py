@@ -58,7 +58,9 @@ def test_documents_are_extracted_alike_in_training_translation_and_scoring(run: 
     warnings: list[str] = []
     outputs = list(trained.translations([document, words], warn=warnings.append))
     assert outputs[0][0].read == outputs[1][0].read == tuple(batch.source[0].tolist())
-    assert "these are read after the paragraphs are ranked by tf-idf against the first" in warnings[0]
+    assert (
+        "these are read after the paragraphs are ranked by tf-idf for the words of the first paragraph" in warnings[0]
+    )
     scores = trained.score([(document, summary), (words, summary)])
     assert scores[0].log_prob == scores[1].log_prob
 

@@ -21,6 +21,7 @@ import tokenizers
 from tokenizers import Regex, decoders, models, pre_tokenizers, trainers
 
 from regard.data.token_store import Column
+from regard.data.vocabulary_size import choose_vocab
 from regard.data.words import WordMemory
 from regard.errors import DataError, SpecError
 from regard.tree import Spec
@@ -466,20 +467,6 @@ def _add_control_tokens(document: Document, name: str) -> Note:
     control_ids = {role: ids[str(chosen)] for role, chosen in control.items()}
     why = f"{1 + max(ids.values()):,} tokens of {Path(name).name}: {', '.join(roles)}"
     return Note(Imported.kind, why, **control_ids, unknown=None if unknown in control_ids.values() else unknown)
-
-
-def choose_vocab(words: int, languages: int = 2) -> int:
-    """Return a vocabulary size for a corpus of `words` words in `languages` languages.
-
-    The size is min(10.5 * words^(1/2), 175 * languages * words^(1/4)), rounded, but at least 300 and at most 32,000.
-    For two languages, it is 1,000 for ten thousand words, 10,000 for a million and 32,000 for seventy million. With a
-    larger vocabulary, a small corpus has too few examples of each subword. On 15,000 sentence pairs, 8,000 subwords
-    reach half of the BLEU score of 4,000 subwords. On WikiText-2, 13,000 subwords have 7 % more perplexity per word
-    than 6,000.
-    """
-    size = min(10.5 * words**0.5, 175 * languages * words**0.25)
-    step = 100 if size < 10_000 else 1_000
-    return min(max(round(size / step) * step, 300), MAX_VOCAB)
 
 
 class _CountedTexts:

@@ -257,7 +257,7 @@ class Texts:
         long = [i for i, ids in enumerate(encoded) if len(ids) > self.max_len]
         effect = "only these are read"
         if self.extracts:
-            effect = "these are read after the paragraphs are ranked by tf-idf against the first"
+            effect = "these are read after the paragraphs are ranked by tf-idf for the words of the first paragraph"
         warn_about(
             self.warn,
             {first + i + 1: f"{len(encoded[i])} tokens" for i in long},

@@ -97,5 +97,7 @@ def test_long_documents_are_cut_even_if_their_summaries_are_not_short() -> None:
         assert (limit.long, limit.max_len) == (long, 512 if long == "cut" else 640)
     limit = choose_limit(Summarization(), sample, tokenizers(Summarization()), 1024, "extract")
     assert limit.max_len == 512
-    effect = "longer sources are truncated after their paragraphs are ranked by tf-idf against the first"
+    effect = (
+        "longer sources are truncated after their paragraphs are ranked by tf-idf for the words of the first paragraph"
+    )
     assert limit.why.endswith(effect)

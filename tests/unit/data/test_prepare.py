@@ -585,6 +585,6 @@ def test_long_documents_are_extracted_and_reported(tmp_path: Path) -> None:
     assert prepared.report == [
         "training text: 2 of 2 records kept",
         "training text: 1 longer than 22 tokens (data.max_len) were cut to this length after their paragraphs were "
-        "ranked by tf-idf against the first",
+        "ranked by tf-idf for the words of the first paragraph",
     ]
     assert opened(spec, tmp_path / "data").spec.long == "extract"

@@ -26,10 +26,10 @@ from regard.data.tokenizer import (
     TokenizerSpec,
     TooFewSubwordsError,
     Words,
-    choose_vocab,
     tokenizer_files,
     train,
 )
+from regard.data.vocabulary_size import choose_vocab
 from regard.errors import DataError, SpecError
 
 CORPUS = [
