@@ -11,7 +11,7 @@ DOCUMENTS_ARGS ?=
 
 BIN := .venv/bin
 STAMP := .venv/.stamp
-EXTRAS := demo,log,metrics,serve,export,oracle,dev
+EXTRAS := demo,log,metrics,serve,cluster,doctor,export,oracle,dev
 PIP := $(BIN)/python -m pip --disable-pip-version-check -qq
 PYTEST := $(BIN)/python -m pytest -q --no-header --tb=short --maxfail=20
 

@@ -132,7 +132,8 @@ def choose_limit(
     effect = {
         "cut": f"longer {'texts' if classes else 'sources'} are truncated",
         "drop": "longer pairs are left out",
-        "extract": "longer sources are truncated after their paragraphs are ranked by tf-idf for the words of the first paragraph",
+        "extract": "longer sources are truncated after their paragraphs are ranked by tf-idf "
+        "for the words of the first paragraph",
     }[long]
     return Limit(max_len, long, f"length limit: {max_len} tokens ({share:.1%} of the examples fit); {effect}")
 

@@ -139,7 +139,7 @@ class Survey:
         long = f"longer than {max_len} tokens (data.max_len)"
         cut = "were cut to this length"
         if rule == "extract":
-            cut = "were cut to this length after their paragraphs were ranked by tf-idf for the words of the first paragraph"
+            cut += " after their paragraphs were ranked by tf-idf for the words of the first paragraph"
         leaked = f"{self.leaked:,} records of {name} have a source that is also in the validation text"
         identical = f"in {self.identical:,} of {self.kept:,} records of {name} the target is the source itself"
         sentences = (
