@@ -21,7 +21,7 @@ import tokenizers
 from tokenizers import Regex, decoders, models, pre_tokenizers, trainers
 
 from regard.data.token_store import Column
-from regard.data.vocabulary_size import choose_vocab
+from regard.data.vocabulary_size import MAX_VOCAB, choose_vocab
 from regard.data.words import WordMemory
 from regard.errors import DataError, SpecError
 from regard.tree import Spec
@@ -31,7 +31,6 @@ Document = dict[str, Any]
 CONTROL = ("<pad>", "<s>", "</s>")  # ids 0, 1, 2
 UNKNOWN = "<unk>"  # id 3 in the tokenizer kind "words"
 BYTE_VOCAB = len(CONTROL) + 256
-MAX_VOCAB = 32_000  # unless the recipe sets vocab
 # Rare subwords are hardly learned, which costs most where the corpus is small (Sennrich & Zhang 2019). With 5,000
 # unspaced Chinese sentences, exact match on held-out lines is 40 % with a minimum count of 2 and 99 % with 5.
 MIN_COUNT = 5

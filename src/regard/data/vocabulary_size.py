@@ -1,5 +1,7 @@
 """The size of a vocabulary, chosen from the size of the corpus."""
 
+MAX_VOCAB = 32_000  # unless the recipe sets vocab
+
 
 def choose_vocab(words: int, languages: int = 2) -> int:
     """Return a vocabulary size for a corpus of `words` words in `languages` languages.
