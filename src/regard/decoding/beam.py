@@ -1,6 +1,6 @@
 """Beam search."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby, starmap
 from typing import Literal
@@ -22,6 +22,8 @@ from regard.decoding.search import Search
 from regard.decoding.stopping import STOPPING, Normalise, Scoring
 from regard.errors import SpecError
 from regard.nn.checks import check_count, check_not_negative, require
+
+Observer = Callable[[int, Choice], None]  # receives the batch row and its `Choice`, after every step of a search
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,8 +208,11 @@ class Source:
 
 
 @torch.inference_mode()
-def search(job: Job, spec: Beam) -> list[list[Hypothesis]]:
-    """Beam search. Return the `n_best` hypotheses for every batch row of a job, best first."""
+def search(job: Job, spec: Beam, observer: Observer | None = None) -> list[list[Hypothesis]]:
+    """Beam search. Return the `n_best` hypotheses for every batch row of a job, best first.
+
+    An `observer` is called with every choice of candidates. It does not influence the search.
+    """
     sources = [Source(spec, job, row) for row in range(len(job.most))]
     steps = max(job.most) + STOPPING[spec.stopping].eos_at_limit
     run = BatchDecoding(job, spec.beam_size, steps, watch=spec.coverage > 0.0)
@@ -227,12 +232,15 @@ def search(job: Job, spec: Beam) -> list[list[Hypothesis]]:
         before, now = coverage.penalties()
         for slot, (source, choice) in enumerate(zip(here, choose(spec, log_probs, here, run.step), strict=True)):
             if not source.over:
+                if observer is not None:
+                    observer(run.slots[slot], choice)
                 beams = slice(slot * spec.beam_size, (slot + 1) * spec.beam_size)
                 source.take(choice, run.step, before[beams], now[beams])
         tokens, parents = [source.tokens for source in here], [source.parents for source in here]
         coverage.follow(run.follow(tokens, parents, [source.over for source in here]))
     results = [source.stopping.ranked()[: spec.n_best] for source in sources]
-    for row, repeated in zip(again, search(job.part(again), spec) if again else (), strict=True):
+    nested = None if observer is None else lambda row, choice: observer(again[row], choice)
+    for row, repeated in zip(again, search(job.part(again), spec, nested) if again else (), strict=True):
         results[row] = repeated
     return results
 

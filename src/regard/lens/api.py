@@ -1,0 +1,96 @@
+"""The HTTP interface of the lens: the page, its files, and the JSON requests that the page sends."""
+
+import json
+import threading
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from fastapi import APIRouter, Request, Response
+from fastapi.concurrency import run_in_threadpool
+from fastapi.responses import JSONResponse
+
+from regard.errors import RegardError, nearest
+from regard.lens.request import request_from_json
+from regard.lens.session import Lens
+from regard.runs.trained_model import TrainedModel
+
+PAGE = Path(__file__).parent / "page"
+TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".txt": "text/plain"}
+# The page loads nothing from elsewhere. A saved PNG is drawn from a blob that the page makes.
+HEADERS = {
+    "Content-Security-Policy": "default-src 'self'; img-src 'self' blob: data:; object-src 'none'; base-uri 'none'; "
+    "form-action 'none'; frame-ancestors 'none'",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cache-Control": "no-cache",
+}
+WAITING = 8  # requests for one model that may wait for their turn
+BODY = 1 << 18  # bytes of a request
+
+
+def files() -> dict[str, tuple[bytes, str]]:
+    """Return the contents and the type of every file of the page, by path. No request reaches the file system."""
+    listed = sorted(path for path in PAGE.rglob("*") if path.suffix in TYPES)
+    return {path.relative_to(PAGE).as_posix(): (path.read_bytes(), TYPES[path.suffix]) for path in listed}
+
+
+def router(models: Sequence[tuple[str, TrainedModel]]) -> APIRouter:
+    """Return the routes of the lens for named models: the page at `/`, its files, and its requests."""
+    routes, page = APIRouter(include_in_schema=False), files()
+    lenses = {name: Lens(run, name) for name, run in models}
+    turns = {name: threading.BoundedSemaphore(WAITING) for name in lenses}
+
+    @routes.get("/")
+    def index() -> Response:
+        return _file(page, "index.html")
+
+    @routes.get("/lens/page/{path:path}")
+    def file(path: str) -> Response:
+        return _file(page, path)
+
+    @routes.get("/lens/api/models")
+    def describe() -> JSONResponse:
+        return JSONResponse({"models": [lens.describe() for lens in lenses.values()]})
+
+    @routes.post("/lens/api/inspect")
+    async def inspect(request: Request) -> JSONResponse:
+        body = b""
+        async for chunk in request.stream():
+            body += chunk
+            if len(body) > BODY:
+                return _refused(413, f"a request has at most {BODY:,} bytes; shorten the text")
+        return await run_in_threadpool(_inspect, lenses, turns, body)
+
+    return routes
+
+
+def _inspect(lenses: Mapping[str, Lens], turns: Mapping[str, threading.BoundedSemaphore], body: bytes) -> JSONResponse:
+    """Answer one request of the page. Every problem is one sentence under the key `error`."""
+    try:
+        record = json.loads(body)
+    except (ValueError, RecursionError):
+        return _refused(400, "the request is not JSON")
+    try:
+        request = request_from_json(record)
+        name = record.get("model", next(iter(lenses)))
+        if name not in lenses:
+            return _refused(422, f"there is no model {str(name):.80!r}; {nearest(str(name), lenses)}")
+        if not turns[name].acquire(blocking=False):
+            return _refused(429, "too many requests are waiting for this model; try again")
+        try:
+            return JSONResponse(lenses[name].inspect(request))
+        finally:
+            turns[name].release()
+    except RegardError as error:
+        return _refused(422, str(error))
+
+
+def _refused(status: int, sentence: str) -> JSONResponse:
+    return JSONResponse({"error": sentence}, status)
+
+
+def _file(page: Mapping[str, tuple[bytes, str]], path: str) -> Response:
+    if path not in page:
+        return Response("there is no such file", 404, media_type="text/plain", headers=HEADERS)
+    content, kind = page[path]
+    return Response(content, media_type=kind, headers=HEADERS)
