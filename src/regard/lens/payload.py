@@ -64,6 +64,7 @@ def tree_json(decoded: Decoded, tokenizer: Tokenizer) -> list[dict[str, Any]]:
         {
             "parent": node.parent,
             "id": node.token,
+            "special": node.ended,
             "text": text if node.parent is not None else "",
             "probability": math.exp(node.log_prob),
             "log_prob": number(node.total),

@@ -54,19 +54,19 @@ class Lens:
                 for i, tok in enumerate(out):
                     top = lp[i].topk(8)
                     preds.append({"id": tok, "text": run.tokenizer.tokens([tok])[0], "probability": float(lp[i, tok].exp()),
-                      "alternatives": [{"id": int(j), "text": run.tokenizer.tokens([int(j)])[0], "probability": math.exp(v)} for v, j in zip(top.values.tolist(), top.indices.tolist())]})
+                      "alternatives": [{"id": int(j), "special": int(j) < 3, "text": run.tokenizer.tokens([int(j)])[0], "probability": math.exp(v)} for v, j in zip(top.values.tolist(), top.indices.tolist())]})
                 ll = []
                 for x in hs["decoder"]:
                     l = run.model.head.log_probs(run.model.decoder.final(x) if hasattr(run.model.decoder,'final') else x, run.model.tables.get("output"))[0]
                     row=[]
                     for i in range(len(out)):
                         top=l[i].topk(3)
-                        row.append({"top": [[run.tokenizer.tokens([int(j)])[0], math.exp(v)] for v, j in zip(top.values.tolist(), top.indices.tolist())], "written": float(l[i,out[i]].exp())})
+                        row.append({"top": [{"id": int(j), "text": run.tokenizer.tokens([int(j)])[0], "special": int(j) < 3, "probability": math.exp(v)} for v, j in zip(top.values.tolist(), top.indices.tolist())], "written": float(l[i,out[i]].exp())})
                     ll.append(row)
         return {"model": self.name, "task": run.command, "text": request.text, "output": run.tokenizer.decode(list(best.ids)),
             "score": best.score, "log_prob": best.log_prob, "ended": best.ended, "forced": list(request.forced),
             "tokens": {"encoder": tokens_json(sids, src), "decoder": tokens_json(tids, run.tokenizer), "output": tokens_json(out, run.tokenizer)},
-            "prompt": 1,
+            "first": 0, "beam": d.search.beam_size,
             "predictions": preds, "attention": {k: [packed(x[0]) for x in v] for k, v in att.items()},
             "logit_lens": ll, "norms": {k: [packed(x[0].norm(dim=-1)) for x in v] for k, v in hs.items()},
             "states": {k: [packed(x[0]) for x in v] for k, v in hs.items()},

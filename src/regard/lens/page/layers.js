@@ -1,0 +1,58 @@
+// The logit lens: the tokens that each layer would write if it were the last.
+
+import { el, region, shortened, textWidth } from "./dom.js";
+import { inkOn, palette, ramp } from "./colour.js";
+import { percent, shown } from "./format.js";
+import { figure, newSvg } from "./save.js";
+
+const ROW = 38;
+
+export function layersView(node, panel) {
+  const { result, theme } = panel;
+  if (!result.logit_lens?.length) {
+    region(node, "none", () => el("p", { class: "empty" }, "The logit lens needs a model that writes tokens and has hidden states of the width of its output."));
+    return;
+  }
+  const note = "The head of the model applied to the output of every layer: its likeliest token, and how sure it is. A frame marks the token that is finally written.";
+  region(node, JSON.stringify([result.serial, theme]), () => {
+    const value = el("p", { class: "note value", "aria-live": "polite" }, "Point at a cell to see the likeliest tokens.");
+    return [figure("Logit lens", note, "logit-lens", picture(result, value)), value];
+  });
+}
+
+function picture(result, value) {
+  const colours = palette();
+  const colourOf = ramp(colours, 0.9);
+  const layers = [...result.logit_lens].reverse(); // the last layer is on top
+  const name = (i) => (i === layers.length - 1 ? "input" : `layer ${layers.length - 1 - i}`);
+  const written = result.tokens.output.slice(0, layers[0].length);
+  const widths = written.map((token, t) => Math.max(48, ...[token, ...layers.map((row) => row[t].top[0])].map((each) => textWidth(shortened(shown(each), 16), 12.5) + 16)));
+  const left = 66;
+  const starts = widths.map((_, t) => left + widths.slice(0, t).reduce((sum, each) => sum + each, 0));
+  const top = 30;
+  const svg = newSvg(Math.ceil(starts.at(-1) + widths.at(-1) + 2), top + layers.length * ROW, "Logit lens");
+  const label = (text, x, y, anchor, fill) => svg.append("text").attr("x", x).attr("y", y).attr("text-anchor", anchor).attr("fill", fill).attr("font-size", 12).text(text);
+  written.forEach((token, t) => label(shortened(shown(token), 16), starts[t] + widths[t] / 2, 14, "middle", colours.text).attr("font-weight", 600));
+  layers.forEach((row, i) => {
+    label(name(i), left - 10, top + i * ROW + ROW / 2, "end", colours.muted).attr("dy", "0.35em");
+    row.forEach((cell, t) => {
+      const best = cell.top[0];
+      const fill = colourOf(best.probability);
+      const group = svg.append("g").attr("transform", `translate(${starts[t]},${top + i * ROW})`);
+      const box = group.append("rect").attr("width", widths[t] - 2).attr("height", ROW - 2).attr("rx", 4).attr("fill", fill);
+      if (best.id === written[t].id) box.attr("stroke", colours.accent).attr("stroke-width", 1.5).attr("x", 0.75).attr("y", 0.75).attr("width", widths[t] - 3.5).attr("height", ROW - 3.5);
+      const ink = inkOn(fill, colours);
+      const write = (text, y, size) => group.append("text").attr("x", widths[t] / 2 - 1).attr("y", y).attr("text-anchor", "middle").attr("font-size", size).attr("fill", ink).text(text);
+      write(shortened(shown(best), 16), 16, 12.5);
+      write(percent(best.probability), 29, 10).attr("opacity", 0.8);
+      const describe = () => {
+        const tops = cell.top.map((each) => `${shown(each)} ${percent(each.probability)}`).join(", ");
+        const own = cell.written === null ? "" : ` The written token has ${percent(cell.written)}.`;
+        value.textContent = `${name(i)}, for ${shown(written[t])}: ${tops}.${own}`;
+      };
+      group.node().addEventListener("pointerenter", describe);
+      group.node().addEventListener("pointerdown", describe);
+    });
+  });
+  return svg.node();
+}

@@ -1,0 +1,177 @@
+// The output of a model: its tokens with their probabilities, its score, and the alternatives of one token.
+
+import { el, region } from "./dom.js";
+import { decimal, percent, plural, shown, signed, startsWithSpace } from "./format.js";
+import { selection } from "./kinds.js";
+import { changedHeads } from "./store.js";
+
+export function outputView(node, panel) {
+  const { result, baseline, state, index } = panel;
+  const key = [result.serial, baseline?.serial, state.panel === index ? state.token : null, state.forced[index]];
+  region(node, JSON.stringify(key), () => {
+    if (result.task === "classify") return [sourceLine(panel), classes(result, baseline), scoreLine(panel)];
+    return [result.task === "translate" ? sourceLine(panel) : null, outputLine(panel), scoreLine(panel), alternatives(panel)];
+  });
+}
+
+function sourceLine(panel) {
+  const tokens = panel.result.tokens.encoder ?? [];
+  if (!tokens.length) return null;
+  const chips = tokens.map((token, at) =>
+    el("span", { class: `token${startsWithSpace(token) && at ? " spaced" : ""}${token.special ? " special" : ""}`, ...hovering(panel, { side: "encoder", from: at, to: at + 1, key: true }) }, shown(token)),
+  );
+  panel.hover.listen("source", (first, second) => {
+    const weights = linked(panel, first);
+    const on = [first, second].find((each) => each?.side === "encoder");
+    chips.forEach((chip, at) => {
+      chip.style.setProperty("--weight", weights ? weights[at] : 0);
+      chip.classList.toggle("hovered", Boolean(on && on.from <= at && at < on.to));
+    });
+  });
+  return el("p", { class: "source", "aria-label": "Source" }, chips);
+}
+
+// The attention of a hovered output token to the source: the chosen cross-attention head, or the mean of the last layer.
+function linked(panel, hover) {
+  if (hover?.side !== "decoder" || hover.key) return null;
+  const layers = panel.result.attention["decoder.cross"];
+  if (!layers) return null;
+  const chosen = selection(panel.result, panel.state);
+  const matrix = chosen.kind === "decoder.cross" ? layers[chosen.layer].at(chosen.head) : layers.at(-1).mean();
+  if (hover.from >= matrix.shape[0]) return null;
+  return Array.from({ length: matrix.shape[1] }, (_, s) => matrix.get(hover.from, s));
+}
+
+function hovering(panel, target) {
+  const enter = () => panel.hover.set(target);
+  return { onpointerenter: enter, onfocus: enter, onpointerleave: () => panel.hover.set(null), onblur: () => panel.hover.set(null) };
+}
+
+// Position t of the decoder writes token t of the output. The first positions of a prompt are not written by the model.
+function outputLine(panel) {
+  const { result, baseline, state, index } = panel;
+  const first = result.first;
+  const prompt = first ? result.tokens.decoder.slice(0, first + 1).filter((token) => !token.special) : [];
+  const words = [];
+  const spaced = (token, at) => startsWithSpace(token) && at;
+  prompt.forEach((token, at) => words.push(el("span", { class: `token prompt${spaced(token, at) ? " spaced" : ""}` }, shown(token))));
+  const same = sharedLength(result, baseline);
+  result.tokens.output.forEach((token, at) => {
+    if (at < first) return;
+    const prediction = result.predictions[at];
+    const before = baseline && at <= same ? baseline.predictions[at].alternatives.find((each) => each.id === token.id)?.probability ?? null : null;
+    words.push(outputToken(panel, { token, at, prediction, before, spaced: spaced(token, at - first + prompt.length) }));
+  });
+  panel.hover.listen("output", (one, two) => {
+    const on = [one, two].find((each) => each?.side === "decoder");
+    words.forEach((word) => word.classList.toggle("hovered", Boolean(on && word.dataset.at && on.from <= word.dataset.at && word.dataset.at < on.to)));
+  });
+  const label = { translate: "Translation", generate: "Prompt and continuation" }[result.task];
+  return el("p", { class: `written${state.token !== null && state.panel === index ? " open" : ""}`, "aria-label": label }, words);
+}
+
+function outputToken(panel, { token, at, prediction, before, spaced }) {
+  const { state, index, result } = panel;
+  const open = state.panel === index && state.token === at;
+  const forced = at - result.first < state.forced[index].length;
+  const bar = el("span", { class: "bar" });
+  bar.style.setProperty("--p", prediction.probability);
+  const tick = before !== null && Math.abs(before - prediction.probability) > 0.002 ? el("span", { class: "tick" }) : null;
+  tick?.style.setProperty("--p", before);
+  const classes = ["token", "output", spaced && "spaced", token.special && "special", open && "chosen", forced && "forced"];
+  return el(
+    "button",
+    {
+      type: "button",
+      class: classes.filter(Boolean).join(" "),
+      "data-key": `token:${at}`,
+      "data-at": at,
+      "aria-expanded": String(open),
+      "aria-label": `${shown(token)}, probability ${percent(prediction.probability)}${forced ? ", forced" : ""}`,
+      title: `${percent(prediction.probability)}${forced ? ", forced" : ""}`,
+      onclick: () => panel.update({ token: open ? null : at, panel: index }),
+      ...hovering(panel, { side: "decoder", from: at, to: at + 1 }),
+    },
+    el("span", {}, shown(token)),
+    el("span", { class: "track", "aria-hidden": "true" }, bar, tick),
+  );
+}
+
+// The number of output tokens before the first difference.
+export function sharedLength(one, other) {
+  if (!other) return 0;
+  const [a, b] = [one.tokens.output, other.tokens.output];
+  let at = 0;
+  while (at < a.length && at < b.length && a[at].id === b[at].id) at++;
+  return at;
+}
+
+function scoreLine(panel) {
+  const { result, baseline, state, index } = panel;
+  const facts = [];
+  if (result.task !== "classify") {
+    facts.push(el("span", { class: "fact" }, "score ", el("b", { class: "score" }, decimal(result.score))));
+    if (baseline) facts.push(el("span", { class: "delta" }, `${signed(result.score - baseline.score)} against all heads on`));
+    facts.push(el("span", { class: "fact" }, `log p ${decimal(result.log_prob)}`));
+    facts.push(el("span", { class: "fact" }, plural(result.tokens.output.length - result.first, "token")));
+  }
+  const heads = changedHeads(state.heads[index]);
+  if (heads) facts.push(el("span", { class: "fact" }, `${plural(heads, "head")} changed`));
+  const forced = state.forced[index].length;
+  const release = () => {
+    const all = [...state.forced];
+    all[index] = [];
+    panel.update({ forced: all, token: null });
+  };
+  if (forced) facts.push(el("span", { class: "fact" }, `${plural(forced, "token")} forced`), panel.offline ? null : el("button", { type: "button", class: "quiet", "data-key": "release", onclick: release }, "Release"));
+  const before = baseline && baseline.output !== result.output ? el("p", { class: "before" }, `With all heads on: ${baseline.output}`) : null;
+  const warnings = result.warnings.map((each) => el("p", { class: "note" }, each));
+  return el("div", { class: "facts" }, el("p", {}, facts), before, warnings);
+}
+
+function alternatives(panel) {
+  const { result, state, index } = panel;
+  const at = state.token;
+  if (state.panel !== index || at === null || at < result.first || at >= result.predictions.length) return null;
+  const prediction = result.predictions[at];
+  const written = result.tokens.output.slice(result.first, at).map((token) => token.id);
+  const force = (id) => {
+    const all = [...state.forced];
+    all[index] = [...written, id];
+    panel.update({ forced: all });
+  };
+  const rows = prediction.alternatives.map((each) => {
+    const bar = el("span", { class: "bar" });
+    bar.style.setProperty("--p", each.probability);
+    const now = each.id === prediction.id;
+    return el(
+      "li",
+      {},
+      el(
+        "button",
+        { type: "button", class: `alternative${now ? " now" : ""}`, disabled: panel.offline, "data-key": `alternative:${each.id}`, "data-id": each.id, "aria-label": `${shown(each)}, ${percent(each.probability)}${now ? ", written" : ""}`, onclick: () => force(each.id) },
+        el("span", { class: "name" }, shown(each)),
+        el("span", { class: "track", "aria-hidden": "true" }, bar),
+        el("span", { class: "p" }, percent(each.probability)),
+      ),
+    );
+  });
+  const note = panel.offline ? "Token " : "Choose a token to force it; the search continues from there. Token ";
+  return el("section", { class: "alternatives", "aria-label": "Alternatives" }, el("p", { class: "note" }, note, el("b", {}, shown(result.tokens.output[at])), ` has probability ${percent(prediction.probability)}.`), el("ol", {}, rows));
+}
+
+function classes(result, baseline) {
+  const rows = [...result.classes].sort((a, b) => b.probability - a.probability).slice(0, 20);
+  const before = new Map((baseline?.classes ?? []).map((each) => [each.label, each.probability]));
+  return el(
+    "ol",
+    { class: "classes", "aria-label": "Classes" },
+    rows.map((each, rank) => {
+      const bar = el("span", { class: "bar" });
+      bar.style.setProperty("--p", each.probability);
+      const tick = before.has(each.label) ? el("span", { class: "tick" }) : null;
+      tick?.style.setProperty("--p", before.get(each.label));
+      return el("li", { class: rank ? "" : "best" }, el("span", { class: "name" }, each.label), el("span", { class: "track", "aria-hidden": "true" }, bar, tick), el("span", { class: "p" }, percent(each.probability)));
+    }),
+  );
+}
