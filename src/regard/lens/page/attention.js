@@ -163,8 +163,6 @@ function headControls(panel, { kind, layer, head }) {
   const viewSegments = el("div", { class: "views" });
   viewSegments.append(segments("Picture", views, panel.state.view, (view) => panel.update({ view }), "view"));
   return [
-    el("h3", {}, `Layer ${layer + 1}, head ${head + 1}`),
-    viewSegments,
     el(
       "div",
       { class: "factor" },
@@ -173,6 +171,7 @@ function headControls(panel, { kind, layer, head }) {
       el("input", { id, type: "range", min: 0, max: 2, step: 0.05, "data-key": "factor", disabled: panel.offline, oninput: change }),
       el("output", { for: id }),
     ),
+    viewSegments,
   ];
 }
 

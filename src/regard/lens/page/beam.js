@@ -25,16 +25,15 @@ function tree(result) {
   const nodes = result.tree.map((each, at) => ({ ...each, at, name: each.parent === null ? "start" : shortened(shown(each), 20) }));
   const root = d3.stratify().id((each) => each.at).parentId((each) => each.parent)(nodes);
   root.sort((a, b) => Number(b.data.best) - Number(a.data.best) || b.data.log_prob - a.data.log_prob);
-  d3.tree().nodeSize([ROW, 1]).separation(() => 1)(root);
+  let rows = 0; // a node is in the row of its first child, so the output is a straight line at the top
+  root.eachAfter((each) => (each.x = each.children ? each.children[0].x : ROW * rows++));
   const widths = [];
   root.each((each) => (widths[each.depth] = Math.max(widths[each.depth] ?? 0, textWidth(each.data.name, 13) + 44)));
   const starts = widths.map((_, depth) => widths.slice(0, depth).reduce((sum, each) => sum + each, 8));
-  const low = Math.min(...root.descendants().map((each) => each.x));
-  const high = Math.max(...root.descendants().map((each) => each.x));
   const total = starts.at(-1) + widths.at(-1) + 60;
-  const svg = newSvg(Math.ceil(total), Math.ceil(high - low + 2 * ROW), "Tree of the beam search");
+  const svg = newSvg(Math.ceil(total), ROW * (rows + 1), "Tree of the beam search");
   const x = (each) => starts[each.depth];
-  const y = (each) => each.x - low + ROW;
+  const y = (each) => each.x + ROW;
   const end = (each) => x(each) + 12 + textWidth(each.data.name, 13) + 4;
   const links = svg.append("g").attr("fill", "none").selectAll("path").data(root.links()).join("path");
   links.attr("d", ({ source, target }) => {

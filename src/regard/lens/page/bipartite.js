@@ -1,6 +1,6 @@
 // The bipartite view: two columns of tokens, and a line for each attention weight.
 
-import { shortened, textWidth } from "./dom.js";
+import { fitted, shortened, textWidth } from "./dom.js";
 import { palette } from "./colour.js";
 import { newSvg } from "./save.js";
 
@@ -31,7 +31,7 @@ export function bipartite(matrix, { left, right, queriesLeft, width, label, onho
   const paths = drawn.selectAll("path").data(lines).join("path").attr("d", curve);
   svg.append("g").attr("font-size", 11.5).attr("fill", colours.muted).selectAll("text").data([left, right]).join("text")
     .attr("x", (_, i) => edges[i]).attr("y", 12).attr("text-anchor", (_, i) => (i ? "start" : "end")).text((side) => side.title);
-  const texts = [left, right].map((side, i) => column(svg, side.labels, edges[i], i, tall, colours));
+  const texts = [left, right].map((side, i) => column(svg, side.labels, [edges[i], i ? full - edges[i] : edges[i]], i, tall, colours));
   const weights = svg.append("g").attr("font-size", 11).attr("fill", colours.accent).attr("pointer-events", "none");
   const mark = (query, key) => {
     const chosen = (line) => (query === null || line.t === query) && (key === null || line.s === key);
@@ -63,8 +63,8 @@ export function bipartite(matrix, { left, right, queriesLeft, width, label, onho
   return { node: svg.node(), mark };
 }
 
-function column(svg, labels, x, side, tall, colours) {
-  const data = labels.map((text, at) => ({ text: shortened(text), at }));
+function column(svg, labels, [x, room], side, tall, colours) {
+  const data = labels.map((text, at) => ({ text: fitted(shortened(text), room - 2, 14), at }));
   const group = svg.append("g").attr("font-size", 14).attr("fill", colours.text);
   return group.selectAll("text").data(data).join("text").text((each) => each.text).attr("x", x)
     .attr("y", (each) => tall(labels, each.at)).attr("dy", "0.35em").attr("text-anchor", side ? "start" : "end")

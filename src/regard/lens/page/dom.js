@@ -70,6 +70,14 @@ export function textWidth(text, size = 13) {
 
 export const FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Noto Sans', 'DejaVu Sans', sans-serif";
 
+// A text that is cut to a width in pixels.
+export function fitted(text, width, size = 13) {
+  if (textWidth(text, size) <= width) return text;
+  const characters = [...text];
+  while (characters.length > 1 && textWidth(`${characters.join("")}…`, size) > width) characters.pop();
+  return `${characters.join("")}…`;
+}
+
 export function shortened(text, most = 22) {
   const characters = [...text];
   return characters.length > most ? `${characters.slice(0, most - 1).join("")}…` : text;

@@ -13,7 +13,7 @@ export function layersView(node, panel) {
     region(node, "none", () => el("p", { class: "empty" }, "The logit lens needs a model that writes tokens and has hidden states of the width of its output."));
     return;
   }
-  const note = "The head of the model applied to the output of every layer: its likeliest token, and how sure it is. A frame marks the token that is finally written.";
+  const note = "The head of the model applied to the output of every layer: its likeliest token, and how sure it is. The accent colour marks the token that is finally written, grey another one.";
   region(node, JSON.stringify([result.serial, theme]), () => {
     const value = el("p", { class: "note value", "aria-live": "polite" }, "Point at a cell to see the likeliest tokens.");
     return [figure("Logit lens", note, "logit-lens", picture(result, value)), value];
@@ -23,6 +23,7 @@ export function layersView(node, panel) {
 function picture(result, value) {
   const colours = palette();
   const colourOf = ramp(colours, 0.9);
+  const other = ramp({ ...colours, accent: colours.negative }, 0.9);
   const layers = [...result.logit_lens].reverse(); // the last layer is on top
   const name = (i) => (i === layers.length - 1 ? "input" : `layer ${layers.length - 1 - i}`);
   const written = result.tokens.output.slice(0, layers[0].length);
@@ -37,14 +38,13 @@ function picture(result, value) {
     label(name(i), left - 10, top + i * ROW + ROW / 2, "end", colours.muted).attr("dy", "0.35em");
     row.forEach((cell, t) => {
       const best = cell.top[0];
-      const fill = colourOf(best.probability);
+      const fill = (best.id === written[t].id ? colourOf : other)(best.probability);
       const group = svg.append("g").attr("transform", `translate(${starts[t]},${top + i * ROW})`);
-      const box = group.append("rect").attr("width", widths[t] - 2).attr("height", ROW - 2).attr("rx", 4).attr("fill", fill);
-      if (best.id === written[t].id) box.attr("stroke", colours.accent).attr("stroke-width", 1.5).attr("x", 0.75).attr("y", 0.75).attr("width", widths[t] - 3.5).attr("height", ROW - 3.5);
+      group.append("rect").attr("width", widths[t] - 2).attr("height", ROW - 2).attr("rx", 4).attr("fill", fill);
       const ink = inkOn(fill, colours);
       const write = (text, y, size) => group.append("text").attr("x", widths[t] / 2 - 1).attr("y", y).attr("text-anchor", "middle").attr("font-size", size).attr("fill", ink).text(text);
       write(shortened(shown(best), 16), 16, 12.5);
-      write(percent(best.probability), 29, 10).attr("opacity", 0.8);
+      write(percent(best.probability), 29, 10);
       const describe = () => {
         const tops = cell.top.map((each) => `${shown(each)} ${percent(each.probability)}`).join(", ");
         const own = cell.written === null ? "" : ` The written token has ${percent(cell.written)}.`;

@@ -17,9 +17,9 @@ export function heatmap(matrix, options) {
   const left = Math.ceil(Math.max(8, ...rows.map((text) => textWidth(text, 12)))) + 10;
   const widest = Math.ceil(Math.max(8, ...columns.map((text) => textWidth(text, 12))));
   const room = Math.max(200, options.width ?? 480) - left - 8;
-  const cell = options.cell ?? Math.max(4, Math.min(34, room / S));
+  const cell = options.cell ?? Math.max(options.least ?? 4, Math.min(34, room / S));
   const high = options.height ?? cell;
-  const slanted = columns.some((text) => textWidth(text, 12) > cell - 4);
+  const slanted = columns.some((text) => textWidth(text, 12) > cell * (options.every ?? 1) - 4);
   const top = slanted ? widest + 10 : 22;
   const width = Math.ceil(left + S * cell + (slanted ? 8 : 2));
   const svg = newSvg(width, Math.ceil(top + T * high + 2), options.label);
@@ -27,10 +27,10 @@ export function heatmap(matrix, options) {
   const rowLabels = svg.append("g").attr("font-size", 12).attr("fill", colours.text).selectAll("text").data(rows);
   const place = (i) => top + i * high + high / 2;
   const rowText = rowLabels.join("text").attr("x", left - 6).attr("y", (_, i) => place(i)).attr("dy", "0.35em");
-  rowText.attr("text-anchor", "end").text((text, i) => (high < 11 && i % Math.ceil(11 / high) ? "" : text));
+  rowText.attr("text-anchor", "end").text((text, i) => (i % Math.max(options.every ?? 1, Math.ceil(11 / high)) ? "" : text));
   const columnLabels = svg.append("g").attr("font-size", 12).attr("fill", colours.text).selectAll("text").data(columns);
   const across = (j) => left + j * cell + cell / 2;
-  const columnText = columnLabels.join("text").text((text, j) => (cell < 11 && j % Math.ceil(11 / cell) ? "" : text));
+  const columnText = columnLabels.join("text").text((text, j) => (j % Math.max(options.every ?? 1, Math.ceil(11 / cell)) ? "" : text));
   if (slanted)
     columnText.attr("transform", (_, j) => `translate(${across(j)},${top - 6}) rotate(-90)`).attr("dy", "0.35em");
   else columnText.attr("x", (_, j) => across(j)).attr("y", top - 8).attr("text-anchor", "middle");

@@ -18,7 +18,7 @@ function sourceLine(panel) {
   const tokens = panel.result.tokens.encoder ?? [];
   if (!tokens.length) return null;
   const chips = tokens.map((token, at) =>
-    el("span", { class: `token${startsWithSpace(token) && at ? " spaced" : ""}${token.special ? " special" : ""}`, ...hovering(panel, { side: "encoder", from: at, to: at + 1, key: true }) }, shown(token)),
+    el("span", { class: `token${token.special ? " special" : ""}`, ...hovering(panel, { side: "encoder", from: at, to: at + 1, key: true }) }, shown(token)),
   );
   panel.hover.listen("source", (first, second) => {
     const weights = linked(panel, first);
@@ -28,7 +28,7 @@ function sourceLine(panel) {
       chip.classList.toggle("hovered", Boolean(on && on.from <= at && at < on.to));
     });
   });
-  return el("p", { class: "source", "aria-label": "Source" }, chips);
+  return el("p", { class: "source", "aria-label": "Source" }, chips.flatMap((chip, at) => (startsWithSpace(tokens[at]) && at ? [" ", chip] : [chip])));
 }
 
 // The attention of a hovered output token to the source: the chosen cross-attention head, or the mean of the last layer.
@@ -54,23 +54,28 @@ function outputLine(panel) {
   const prompt = first ? result.tokens.decoder.slice(0, first + 1).filter((token) => !token.special) : [];
   const words = [];
   const spaced = (token, at) => startsWithSpace(token) && at;
-  prompt.forEach((token, at) => words.push(el("span", { class: `token prompt${spaced(token, at) ? " spaced" : ""}` }, shown(token))));
+  const spaces = [];
+  prompt.forEach((token, at) => {
+    spaces.push(spaced(token, at));
+    words.push(el("span", { class: "token prompt" }, shown(token)));
+  });
   const same = sharedLength(result, baseline);
   result.tokens.output.forEach((token, at) => {
     if (at < first) return;
     const prediction = result.predictions[at];
     const before = baseline && at <= same ? baseline.predictions[at].alternatives.find((each) => each.id === token.id)?.probability ?? null : null;
-    words.push(outputToken(panel, { token, at, prediction, before, spaced: spaced(token, at - first + prompt.length) }));
+    spaces.push(spaced(token, at - first + prompt.length));
+    words.push(outputToken(panel, { token, at, prediction, before }));
   });
   panel.hover.listen("output", (one, two) => {
     const on = [one, two].find((each) => each?.side === "decoder");
     words.forEach((word) => word.classList.toggle("hovered", Boolean(on && word.dataset.at && on.from <= word.dataset.at && word.dataset.at < on.to)));
   });
   const label = { translate: "Translation", generate: "Prompt and continuation" }[result.task];
-  return el("p", { class: `written${state.token !== null && state.panel === index ? " open" : ""}`, "aria-label": label }, words);
+  return el("p", { class: `written${state.token !== null && state.panel === index ? " open" : ""}`, "aria-label": label }, words.flatMap((word, at) => (spaces[at] ? [" ", word] : [word])));
 }
 
-function outputToken(panel, { token, at, prediction, before, spaced }) {
+function outputToken(panel, { token, at, prediction, before }) {
   const { state, index, result } = panel;
   const open = state.panel === index && state.token === at;
   const forced = at - result.first < state.forced[index].length;
@@ -78,7 +83,7 @@ function outputToken(panel, { token, at, prediction, before, spaced }) {
   bar.style.setProperty("--p", prediction.probability);
   const tick = before !== null && Math.abs(before - prediction.probability) > 0.002 ? el("span", { class: "tick" }) : null;
   tick?.style.setProperty("--p", before);
-  const classes = ["token", "output", spaced && "spaced", token.special && "special", open && "chosen", forced && "forced"];
+  const classes = ["token", "output", token.special && "special", open && "chosen", forced && "forced"];
   return el(
     "button",
     {
@@ -111,7 +116,7 @@ function scoreLine(panel) {
   const facts = [];
   if (result.task !== "classify") {
     facts.push(el("span", { class: "fact" }, "score ", el("b", { class: "score" }, decimal(result.score))));
-    if (baseline) facts.push(el("span", { class: "delta" }, `${signed(result.score - baseline.score)} against all heads on`));
+    if (baseline) facts.push(el("span", { class: "delta" }, difference(result.score - baseline.score)));
     facts.push(el("span", { class: "fact" }, `log p ${decimal(result.log_prob)}`));
     facts.push(el("span", { class: "fact" }, plural(result.tokens.output.length - result.first, "token")));
   }
@@ -129,6 +134,10 @@ function scoreLine(panel) {
   return el("div", { class: "facts" }, el("p", {}, facts), before, warnings);
 }
 
+function difference(change) {
+  return Math.abs(change) < 0.0005 ? "as with all heads on" : `${signed(change)} against all heads on`;
+}
+
 function alternatives(panel) {
   const { result, state, index } = panel;
   const at = state.token;
@@ -140,7 +149,10 @@ function alternatives(panel) {
     all[index] = [...written, id];
     panel.update({ forced: all });
   };
-  const rows = prediction.alternatives.map((each) => {
+  const names = prediction.alternatives.map(shown);
+  const rows = prediction.alternatives.map((each, i) => {
+    const twice = names.filter((name) => name === names[i]).length > 1; // with and without a space before it
+    const name = twice && startsWithSpace(each) ? `␣${names[i]}` : names[i];
     const bar = el("span", { class: "bar" });
     bar.style.setProperty("--p", each.probability);
     const now = each.id === prediction.id;
@@ -149,8 +161,8 @@ function alternatives(panel) {
       {},
       el(
         "button",
-        { type: "button", class: `alternative${now ? " now" : ""}`, disabled: panel.offline, "data-key": `alternative:${each.id}`, "data-id": each.id, "aria-label": `${shown(each)}, ${percent(each.probability)}${now ? ", written" : ""}`, onclick: () => force(each.id) },
-        el("span", { class: "name" }, shown(each)),
+        { type: "button", class: `alternative${now ? " now" : ""}`, disabled: panel.offline, "data-key": `alternative:${each.id}`, "data-id": each.id, "aria-label": `${name}, ${percent(each.probability)}${now ? ", written" : ""}`, onclick: () => force(each.id) },
+        el("span", { class: "name" }, name),
         el("span", { class: "track", "aria-hidden": "true" }, bar),
         el("span", { class: "p" }, percent(each.probability)),
       ),

@@ -54,7 +54,7 @@ function stateMap(result, side, step, width) {
   const scale = signedRamp(palette());
   const [rows, columns] = matrix.shape;
   const channels = Array.from({ length: columns }, (_, i) => String(i));
-  return described(matrix, { rows: tokensOf(result, side, rows), columns: channels, width: half(width), height: 20, colourOf: (x) => scale(x / most) }, `Hidden states, ${step ? `layer ${step}` : "input"}`, "A row for each token, a column for each channel.", `states-${side}-${step}`, `Colours range from −${most.toPrecision(3)} (grey) to ${most.toPrecision(3)}.`);
+  return described(matrix, { rows: tokensOf(result, side, rows), columns: channels, width: half(width), height: 20, least: 1, every: columns > 64 ? 32 : 8, colourOf: (x) => scale(x / most) }, `Hidden states, ${step ? `layer ${step}` : "input"}`, "A row for each token, a column for each channel.", `states-${side}-${step}`, `Colours range from −${most.toPrecision(3)} (grey) to ${most.toPrecision(3)}.`);
 }
 
 function half(width) {
