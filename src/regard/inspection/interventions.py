@@ -57,7 +57,7 @@ class Head(NamedTuple):
         return cls(kind, int(layer), int(head))
 
 
-Factors = Mapping[str, Mapping[tuple[int, int], float] | Float[Tensor, "L H"] | Sequence[Float[Tensor, " H"]]]
+Factors = Mapping[str, Mapping[tuple[int, int], float] | Float[Tensor, "L H"] | Sequence[Float[Tensor, "*b H"]]]
 
 
 class AttentionLayer(NamedTuple):
@@ -109,10 +109,11 @@ def scaled_heads(model: Model, factors: Factors) -> Iterator[None]:
     """Context manager that multiplies the outputs of attention heads by factors, before the output projection W_o.
 
     `factors` has, for each kind of attention, a mapping from (layer, head) to a factor, a tensor (layers, heads), or
-    one tensor (heads,) per layer. A factor of 0 switches the head off, and a factor of 1 changes nothing. Gradients
-    flow to tensors of factors. The factors apply in one pass and in every kind of decoding; encode and decode a text
-    in the same context. On a GPU, beam search runs step by step in the meantime. Contexts can be nested, and their
-    factors are multiplied. At the end, the model is as it was before, even after an exception.
+    one tensor (heads,) per layer. In one pass, the tensors may be (rows, heads), for factors of each batch row. A
+    factor of 0 switches the head off, and a factor of 1 changes nothing. Gradients flow to the tensors. The factors
+    apply in one pass and in every kind of decoding; encode and decode a text in the same context. On a GPU, beam
+    search runs step by step in the meantime. Contexts can be nested, and their factors are multiplied. At the end, the
+    model is as it was before, even after an exception.
 
     The context changes the modules of the model. Do not use the model in another thread in the meantime.
     """
@@ -135,7 +136,7 @@ class HeadScale:
     A module whose parameters several layers share is called once per layer in each pass through its stack.
     """
 
-    def __init__(self, heads: int, factors: Sequence[Float[Tensor, " H"] | None]) -> None:
+    def __init__(self, heads: int, factors: Sequence[Float[Tensor, "*b H"] | None]) -> None:
         self.heads, self.factors, self.calls = heads, factors, 0
 
     def restart(self, *_: Any) -> None:
@@ -148,12 +149,13 @@ class HeadScale:
         self.calls += 1
         if factor is None:
             return y
-        return (y.unflatten(-1, (self.heads, -1)) * factor.to(y.device, y.dtype)[:, None]).flatten(-2)
+        factor = factor.to(y.device, y.dtype)[..., None, :, None]  # (..., 1, H, 1)
+        return (y.unflatten(-1, (self.heads, -1)) * factor).flatten(-2)
 
     def of_contexts(self, y: Float[Tensor, "B H T V"]) -> Float[Tensor, "B H T V"]:
         """Return the context vectors `y` of a recurrent decoder, each times the factor of its head."""
         (factor,) = self.factors
-        return y if factor is None else y * factor.to(y.device, y.dtype)[:, None, None]
+        return y if factor is None else y * factor.to(y.device, y.dtype)[..., None, None]
 
 
 def _applied(part: nn.Module | None) -> Iterator[nn.Module]:
@@ -255,6 +257,6 @@ def _per_layer(kind: str, given: Any, layers: Mapping[str, Sequence[AttentionLay
 def _checked(kind: str, tensors: list[Any], layers: Sequence[AttentionLayer]) -> list[Tensor | None]:
     shapes = [tuple(tensor.shape) if isinstance(tensor, Tensor) else type(tensor).__name__ for tensor in tensors]
     needed = [(layer.heads,) for layer in layers]
-    if shapes != needed:
+    if [shape[-1:] for shape in shapes] != needed or any(len(shape) > 2 for shape in shapes):
         raise SpecError("factors", f"{kind} needs one factor per layer and head, {needed}, not {shapes}")
     return tensors
