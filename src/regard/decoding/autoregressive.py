@@ -75,6 +75,7 @@ class AutoregressiveLoop:
         if log_probs is None:
             return None
         picked = self.pick(log_probs, paths, run.step)
+        picked = [None if run.job.cancelled(path.row) else pick for path, pick in zip(paths, picked, strict=True)]
         steps = [self.take(path, pick, run) for path, pick in zip(paths, picked, strict=True) if not path.over]
         tokens = [[run.job.ends.pad if path.over else path.tokens[-1] for path in slot] for slot in slots]
         done = [all(path.over for path in slot) for slot in slots]
@@ -82,7 +83,7 @@ class AutoregressiveLoop:
         return steps
 
     def take(self, path: Path, pick: tuple[int, float] | None, run: BatchDecoding) -> PathStep:
-        """Append a token to an output, or end the output. `pick` is (token, log p), or None if no token is allowed."""
+        """Append a token to an output, or end the output. `pick` is (token, log p), or None to end the output here."""
         most = run.job.most[path.row]
         if pick is None or (len(path.tokens) == most and pick[0] != run.job.ends.eos):
             return PathStep(path, None, self.finish(path, False))
@@ -127,11 +128,21 @@ class AutoregressiveLoop:
 
     def find(self, job: Job) -> list[list[Hypothesis]]:
         """Decode a batch. Return one list of hypotheses per batch row, in the order of the sample indices."""
+        finished = dict(chain.from_iterable(self.find_by_row(job)))
+        return [finished[row] for row in range(len(job.most))]
+
+    def find_by_row(self, job: Job) -> Iterator[list[tuple[int, list[Hypothesis]]]]:
+        """Decode a batch. After each step, yield the index and the hypotheses of every row that is finished."""
         hypotheses: list[list[Hypothesis | None]] = [[None] * self.paths for _ in job.most]
-        for path, _, hypothesis in chain.from_iterable(self.steps(job)):
-            if hypothesis is not None:
-                hypotheses[path.row][path.sample] = hypothesis
-        return [[each for each in row if each is not None] for row in hypotheses]
+        missing = [self.paths] * len(job.most)
+        for step in self.steps(job):
+            rows = []
+            for path, _, hypothesis in step:
+                if hypothesis is not None:
+                    hypotheses[path.row][path.sample] = hypothesis
+                    missing[path.row] -= 1
+                    rows += [path.row] if not missing[path.row] else []
+            yield [(row, [each for each in hypotheses[row] if each is not None]) for row in rows]
 
     def stream(self, job: Job) -> Iterator[list[Piece]]:
         """Decode a batch. After each step, yield one `Piece` (the new token) for every unfinished output."""

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import groupby, starmap
+from itertools import chain, groupby, starmap
 from typing import Literal
 
 import torch
@@ -18,12 +18,12 @@ from regard.decoding.hypothesis import Hypothesis, Piece
 from regard.decoding.job import BatchDecoding, Job
 from regard.decoding.rank import NEVER, Candidate
 from regard.decoding.required import automaton
-from regard.decoding.search import Search
+from regard.decoding.search import Finished, Search
 from regard.decoding.stopping import STOPPING, Normalise, Scoring
 from regard.errors import SpecError
 from regard.nn.checks import check_count, check_not_negative, require
 
-Observer = Callable[[int, Choice], None]  # receives the batch row and its `Choice`, after every step of a search
+Observer = Callable[[int, Choice], None]  # receives a batch row and its `Choice`, in every step of a search
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,13 +110,22 @@ class Beam(Search):
         search_on_device = job.models.device_search
         return search_on_device is not None and search_on_device.accepts(job, self)
 
+    def find_by_row(self, job: Job) -> Iterator[Finished]:
+        self._check_required(job)
+        greedy = self.beam_size == 1 and not self.coverage
+        return self.greedy().find_by_row(job) if greedy else search_by_row(job, self)
+
     def _on_the_host(self, job: Job) -> list[list[Hypothesis]]:
+        self._check_required(job)
+        return self.greedy().find(job) if self.beam_size == 1 and not self.coverage else search(job, self)
+
+    def _check_required(self, job: Job) -> None:
+        """Raise SpecError if the job has required words and this search does not support them."""
         if any(rules.required for rules in job.rules):
             if self.beam_size < 2:
                 raise SpecError("beam_size", "required words need at least 2 beams; set it to 2 or more")
             if self.groups > 1 or self.stopping not in {"optimal", "first"}:
                 raise SpecError("beam_size", "required words need one group of beams and stopping='optimal' or 'first'")
-        return self.greedy().find(job) if self.beam_size == 1 and not self.coverage else search(job, self)
 
     def _completed(self, job: Job, results: Sequence[list[Hypothesis] | None]) -> list[list[Hypothesis]]:
         """Return the `results` of the GPU search. Rows whose result is None are searched again, on the host."""
@@ -207,42 +216,68 @@ class Source:
         self.tokens, self.parents = [self.pad] * len(self.live), list(range(len(self.live)))
 
 
-@torch.inference_mode()
 def search(job: Job, spec: Beam, observer: Observer | None = None) -> list[list[Hypothesis]]:
     """Beam search. Return the `n_best` hypotheses for every batch row of a job, best first.
 
     An `observer` is called with every choice of candidates. It does not influence the search.
     """
+    finished = dict(chain.from_iterable(search_by_row(job, spec, observer)))
+    return [finished[row] for row in range(len(job.most))]
+
+
+def search_by_row(job: Job, spec: Beam, observer: Observer | None = None) -> Iterator[Finished]:
+    """Beam search. After each step, yield the index and the hypotheses of every batch row that is finished."""
     sources = [Source(spec, job, row) for row in range(len(job.most))]
     steps = max(job.most) + STOPPING[spec.stopping].eos_at_limit
     run = BatchDecoding(job, spec.beam_size, steps, watch=spec.coverage > 0.0)
     coverage = Coverage(spec.coverage, len(sources) * spec.beam_size)
-    again: list[int] = []
-    while run.slots:
-        here = [sources[slot] for slot in run.slots]
-        log_probs = run.read([[text.ids for text in source.live] for source in here])
-        if log_probs is None:
-            again = run.short()
-            before, _ = coverage.penalties()
-            for slot, source in enumerate(here):
-                if not source.over:
-                    source.cut(before[slot * spec.beam_size : (slot + 1) * spec.beam_size])
-            break
-        coverage.record(run.decodings)
-        before, now = coverage.penalties()
-        for slot, (source, choice) in enumerate(zip(here, choose(spec, log_probs, here, run.step), strict=True)):
+    unfinished = dict(enumerate(sources))
+    has_room = True
+    while run.slots and has_room:
+        with torch.inference_mode():  # not around `yield`, which would leave the mode set for the caller
+            has_room = extend(run, spec, sources, coverage, observer)
+        again = [] if has_room else run.short()
+        for row in again:
+            unfinished.pop(row)
+        over = [row for row, source in unfinished.items() if source.over]
+        yield [(row, unfinished.pop(row).stopping.ranked()[: spec.n_best]) for row in over]
+        if again:
+            nested = None if observer is None else _renumbered(observer, again)
+            for finished in search_by_row(job.part(again), spec, nested):
+                yield [(again[row], hypotheses) for row, hypotheses in finished]
+
+
+def _renumbered(observer: Observer, rows: Sequence[int]) -> Observer:
+    """Return an observer for a part of a batch, whose row i is row `rows[i]` of the batch."""
+    return lambda row, choice: observer(rows[row], choice)
+
+
+def extend(
+    run: BatchDecoding, spec: Beam, sources: Sequence[Source], coverage: Coverage, observer: Observer | None = None
+) -> bool:
+    """Extend all beams by one token. Return False if no positions are left; the beams are then cut where they are."""
+    here = [sources[slot] for slot in run.slots]
+    slices = [slice(slot * spec.beam_size, (slot + 1) * spec.beam_size) for slot in range(len(here))]
+    log_probs = run.read([[text.ids for text in source.live] for source in here])
+    if log_probs is None:
+        before, _ = coverage.penalties()
+        for source, beams in zip(here, slices, strict=True):
             if not source.over:
-                if observer is not None:
-                    observer(run.slots[slot], choice)
-                beams = slice(slot * spec.beam_size, (slot + 1) * spec.beam_size)
-                source.take(choice, run.step, before[beams], now[beams])
-        tokens, parents = [source.tokens for source in here], [source.parents for source in here]
-        coverage.follow(run.follow(tokens, parents, [source.over for source in here]))
-    results = [source.stopping.ranked()[: spec.n_best] for source in sources]
-    nested = None if observer is None else lambda row, choice: observer(again[row], choice)
-    for row, repeated in zip(again, search(job.part(again), spec, nested) if again else (), strict=True):
-        results[row] = repeated
-    return results
+                source.cut(before[beams])
+        return False
+    coverage.record(run.decodings)
+    before, now = coverage.penalties()
+    choices = choose(spec, log_probs, here, run.step)
+    for row, source, choice, beams in zip(run.slots, here, choices, slices, strict=True):
+        if not source.over:
+            if observer is not None:
+                observer(row, choice)
+            source.take(choice, run.step, before[beams], now[beams])
+        if not source.over and run.job.cancelled(row):
+            source.end()
+    tokens, parents = [source.tokens for source in here], [source.parents for source in here]
+    coverage.follow(run.follow(tokens, parents, [source.over for source in here]))
+    return True
 
 
 def choose(spec: Beam, log_probs: Float[Tensor, "B V"], sources: Sequence[Source], step: int) -> list[Choice]:

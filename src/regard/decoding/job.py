@@ -1,6 +1,6 @@
 """Step-by-step decoding of one batch, which all search methods share."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -16,6 +16,11 @@ from regard.errors import DataError, SpecError
 from regard.models.base import Generator
 
 
+def never(row: int) -> bool:  # noqa: ARG001
+    """Return False: the outputs of all rows are wanted."""
+    return False
+
+
 @dataclass(frozen=True, slots=True)
 class Job:
     """A batch to decode: the models, the sources or prompts, and the constraints and limits of each row."""
@@ -29,6 +34,8 @@ class Job:
     rows: tuple[int, ...]  # index of each row in the whole input, for the random numbers of sampling
     lengths: tuple[int, ...]  # number of tokens that each row reads before its first output: the prompt, source or bos
     prefill_chunk: int | None = None  # maximum number of input tokens that are processed at a time
+    # Called at each step with the index of a row; True ends the search for this row early.
+    cancelled: Callable[[int], bool] = never
 
     def part(self, rows: Sequence[int]) -> "Job":
         """Return a job with only the batch rows whose indices are in `rows`."""
@@ -41,7 +48,7 @@ class Job:
         batch = Batch(ids, target_seg=seg) if source is None else Batch(target[at, :1], source=ids, source_seg=seg)
         names = ("rules", "least", "most", "rows", "lengths")
         picked = {name: tuple(getattr(self, name)[row] for row in rows) for name in names}
-        return replace(self, batch=batch, **picked)
+        return replace(self, batch=batch, cancelled=lambda row: self.cancelled(rows[row]), **picked)
 
 
 def prepare(

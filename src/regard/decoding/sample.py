@@ -14,7 +14,7 @@ from regard.decoding.constraint import Constraint
 from regard.decoding.hypothesis import Hypothesis, Piece
 from regard.decoding.job import Job
 from regard.decoding.rank import NEVER, order
-from regard.decoding.search import Search
+from regard.decoding.search import Finished, Search
 from regard.errors import DataError
 from regard.nn.checks import check_count, require
 
@@ -54,7 +54,11 @@ class Sample(Search):
         require(0 <= self.seed < 2**64, "seed", f"must lie between 0 and 2^64 - 1, not {self.seed}")
 
     def find(self, job: Job) -> list[list[Hypothesis]]:
-        return [sorted(row, key=lambda each: order(each.score, each.ids)) for row in self._loop(job).find(job)]
+        return [_ranked(row) for row in self._loop(job).find(job)]
+
+    def find_by_row(self, job: Job) -> Iterator[Finished]:
+        for finished in self._loop(job).find_by_row(job):
+            yield [(row, _ranked(hypotheses)) for row, hypotheses in finished]
 
     def stream(self, job: Job) -> Iterator[list[Piece]]:
         require(self.n_best == 1, "n_best", f"only one sample per row can be streamed, not {self.n_best}; set it to 1")
@@ -109,6 +113,10 @@ class Draw:
                 raise DataError("models: a log-probability is NaN; use weights without NaN or infinity")
             picked.append(None if highest == NEVER else (int(token), log_prob))
         return picked
+
+
+def _ranked(samples: list[Hypothesis]) -> list[Hypothesis]:
+    return sorted(samples, key=lambda each: order(each.score, each.ids))
 
 
 def uniform(seed: int, row: int, sample: int, steps: int) -> np.ndarray:

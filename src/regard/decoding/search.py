@@ -13,6 +13,7 @@ from regard.tree import Spec
 
 DERIVED = Limits()  # limits computed from the length of each source
 FREE = TokenConstraints()
+Finished = list[tuple[int, list[Hypothesis]]]  # batch rows that are finished, with their hypotheses, best first
 
 
 class Search(Spec):
@@ -27,6 +28,13 @@ class Search(Spec):
     def find_each(self, jobs: Sequence[Job]) -> Iterator[list[list[Hypothesis]]]:
         """Yield the result of `find` for each job. A subclass may process several jobs at once for speed."""
         return map(self.find, jobs)
+
+    def find_by_row(self, job: Job) -> Iterator[Finished]:
+        """Decode as `find` does, on the host. Yield each row once it is finished, and [] after the other steps.
+
+        A subclass that decodes all rows at once yields only one list.
+        """
+        yield list(enumerate(self.find(job)))
 
     def stream(self, job: Job) -> Iterator[list[Piece]]:  # noqa: ARG002
         """Yield the new tokens of every batch row after each step. Searches that revise tokens raise SpecError."""

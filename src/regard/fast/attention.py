@@ -511,7 +511,7 @@ class FastSelfAttention(SelfAttentionModule):
         q, k, v = self.split(qkv, view)
         if state is not None:
             k, v, view = state.append(k, v, view)
-        if ctx.trace is not None:
+        if ctx.trace is not None and ctx.trace.wants(self.name, (*q.shape[:3], k.shape[2])):
             ctx.trace.add(self.name, self.weights(q, k, view, state))
         whole = state is None and has_kernels(x) and self.is_fused(view)
         fused = qkv.unflatten(-1, (3, self.heads, -1)) if whole else None

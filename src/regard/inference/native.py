@@ -1,12 +1,12 @@
 """The native engine, which decodes with the models of this package in PyTorch."""
 
-from collections.abc import Sequence, Sized
+from collections.abc import Iterator, Sequence, Sized
 
 import torch
 
 from regard.batch import Batch, pad
 from regard.decoding.constraints import TokenConstraints
-from regard.decoding.hypothesis import Hypothesis, Limits, SpecialTokens
+from regard.decoding.hypothesis import Hypothesis, Limits, Piece, SpecialTokens
 from regard.decoding.job import Job, prepare
 from regard.decoding.search import Search, prefill_chunk
 from regard.inference.engine import Engine, Sources
@@ -33,22 +33,64 @@ class Native(Engine):
         rules: TokenConstraints,
         rows: Sequence[int],
     ) -> list[list[Hypothesis]]:
+        return self._find(sources, search, batch_size, [limits] * len(sources), rules, rows, translates=True)
+
+    def extend(
+        self,
+        prompts: Sources,
+        search: Search,
+        batch_size: int,
+        limits: Sequence[Limits],
+        rules: TokenConstraints,
+        rows: Sequence[int],
+    ) -> list[list[Hypothesis]]:
+        return self._find(prompts, search, batch_size, limits, rules, rows, translates=False)
+
+    def stream(
+        self,
+        ids: Sequence[int],
+        search: Search,
+        limits: Limits,
+        rules: TokenConstraints,
+        row: int,
+        translates: bool,
+    ) -> Iterator[list[Piece]]:
+        return search.stream(self.job([ids], [limits], [row], search, rules, translates))
+
+    def _find(
+        self,
+        inputs: Sources,
+        search: Search,
+        batch_size: int,
+        limits: Sequence[Limits],
+        rules: TokenConstraints,
+        rows: Sequence[int],
+        translates: bool,
+    ) -> list[list[Hypothesis]]:
         hypotheses: dict[int, list[Hypothesis]] = {}
-        batches = by_length(sources, batch_size)
+        batches = by_length(inputs, batch_size)
         jobs = [
-            self._job([sources[at] for at in places], search, limits, rules, [rows[at] for at in places])
+            self.job(*([each[at] for at in places] for each in (inputs, limits, rows)), search, rules, translates)
             for places in batches
         ]
         for places, results in zip(batches, search.find_each(jobs), strict=True):
             hypotheses |= dict(zip(places, results, strict=True))
-        return [hypotheses[place] for place in range(len(sources))]
+        return [hypotheses[place] for place in range(len(inputs))]
 
-    def _job(
-        self, sources: Sources, search: Search, limits: Limits, rules: TokenConstraints, rows: Sequence[int]
+    def job(
+        self,
+        inputs: Sources,
+        limits: Sequence[Limits],
+        rows: Sequence[int],
+        search: Search,
+        rules: TokenConstraints | Sequence[TokenConstraints],
+        translates: bool,
     ) -> Job:
-        ids, seg = pad(sources)
-        batch = Batch(ids, source=ids, source_seg=seg).to(self.device)
-        return prepare(self.models, batch, self.ends, limits, rules, rows, prefill_chunk(search))
+        """Return the job of decoding one batch of sources (`translates`) or of prompts."""
+        ids, seg = pad(inputs)
+        batch = Batch(ids, source=ids, source_seg=seg) if translates else Batch(ids, target_seg=seg)
+        chunk = prefill_chunk(search)
+        return prepare(self.models, batch.to(self.device), self.ends, limits, rules, rows, chunk)
 
 
 def by_length(rows: Sequence[Sized], batch_size: int, tokens: int | None = None) -> list[list[int]]:

@@ -9,7 +9,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from regard.batch import Batch, pad
 from regard.data.extraction import best_first
 from regard.data.objectives import Objective
 from regard.data.token_store import Column, Table, chunks
@@ -21,7 +20,7 @@ from regard.decoding.length_limit import LengthLimit
 from regard.decoding.loops import find_loop
 from regard.decoding.positions import Positions, positions
 from regard.decoding.sample import Sample
-from regard.decoding.search import Search, find, stream
+from regard.decoding.search import Search
 from regard.errors import DataError, SpecError
 from regard.inference.engine import Engine
 from regard.inference.native import Native, by_length
@@ -88,7 +87,7 @@ class Texts:
     max_len: int  # the maximum number of tokens of an input; the rest is cut off, with a warning
     device: torch.device
     warn: Warn = field(default=lambda _: None)
-    engine: Engine | None = None  # computes translations; None: the native engine
+    engine: Engine | None = None  # computes the outputs; None: the native engine
     begin: tuple[int, ...] = ()  # tokens read before every prompt; (): an empty prompt becomes a line feed
     length_limit: LengthLimit | None = None  # fitted to the training text; None: the default of `Limits`
     extracts: bool = False  # True: the paragraphs of a source that is too long are ranked before the rest is cut off
@@ -108,7 +107,7 @@ class Texts:
         """
         refuse_string(texts)
         (search, rules), limits = self._bound(search, wishes), self._derived(limits)
-        engine = self.engine or Native(self.models, self.ends, self.device)
+        engine = self._engine()
         engine.check(search, limits, rules)
         for begin, chunk in _numbered(texts, AHEAD * batch_size, first):
             sources = self.sources(chunk, begin)
@@ -133,10 +132,9 @@ class Texts:
             return
         (source,) = self.sources([text], number)
         self._check_room(limits, {number + 1: self._read_first(source)})
-        ids, seg = pad([source])
-        batch = Batch(ids, source=ids, source_seg=seg).to(self.device)
         (search, rules), limits = self._bound(search, wishes), self._derived(limits)
-        ids, ended = yield from self._growing(stream(self.models, batch, search, self.ends, limits, rules, [number]))
+        steps = self._engine().stream(source, search, limits, rules, number, translates=True)
+        ids, ended = yield from self._growing(steps)
         self._warn_about_output(number + 1, search, ids, source[:-1], ended, limits)
 
     def generate(
@@ -159,18 +157,13 @@ class Texts:
             texts = [self._prompt(text) for text in chunk]
             read = self.prompts(texts, begin, limits)
             bounds = [self._bounds(limits, ids) for ids in read]
-            outputs: dict[int, list[Output]] = {}
-            for rows in by_length(read, batch_size):
-                ids, seg = pad([read[i] for i in rows])
-                batch = Batch(ids, target_seg=seg).to(self.device)
-                own, numbers = [bounds[i] for i in rows], [begin + i for i in rows]
-                results = find(self.models, batch, search, self.ends, own, rules, numbers)
-                for i, best in zip(rows, results, strict=True):
-                    outputs[i] = [self._output(h, read[i], texts[i]) for h in best]
-            for i, prompt in enumerate(read):
-                if outputs[i]:
-                    self._warn_about_output(begin + i + 1, search, outputs[i][0].ids, prompt)
-                yield outputs[i] + [MISSING] * (outputs_of(search) - len(outputs[i]))
+            numbers = range(begin, begin + len(read))
+            results = self._engine().extend(read, search, batch_size, bounds, rules, numbers)
+            for number, text, prompt, hypotheses in zip(numbers, texts, read, results, strict=True):
+                best = [self._output(h, prompt, text) for h in hypotheses]
+                if best:
+                    self._warn_about_output(number + 1, search, best[0].ids, prompt)
+                yield best + [MISSING] * (outputs_of(search) - len(best))
 
     def generate_stream(
         self,
@@ -183,13 +176,14 @@ class Texts:
         """Yield a prompt, then the pieces of a continuation. `number` is the index of `prompt` in the whole input."""
         text = self._prompt(prompt)
         (read,) = self.prompts([text], number, limits)
-        ids, seg = pad([read])
-        batch = Batch(ids, target_seg=seg).to(self.device)
         (search, rules), bounds = self._bound(search, wishes), self._bounds(limits, read)
-        steps = stream(self.models, batch, search, self.ends, bounds, rules, [number])
+        steps = self._engine().stream(read, search, bounds, rules, number, translates=False)
         yield text
         ids, _ = yield from self._growing(steps)
         self._warn_about_output(number + 1, search, ids, read)
+
+    def _engine(self) -> Engine:
+        return self.engine or Native(self.models, self.ends, self.device)
 
     def _growing(self, steps: Iterator[list[Piece]]) -> Growing:
         """Yield the pieces of an output as they are generated. Return all ids, and whether eos ended the output."""

@@ -1,7 +1,8 @@
 """The attention weights and the hidden states of one forward pass through a model."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -37,27 +38,52 @@ def hidden_states(model: Model, batch: Batch) -> dict[str, list[Float[Tensor, "B
     In a Transformer with a final norm, the last entry is the output of the final norm. Layers may differ in width (in
     convolutional and recurrent models) and in length (in a funnel Transformer).
     """
-    states: dict[str, list[Tensor]] = {}
-    hooks: list[Any] = []
-    for name, module in model.named_modules():
-        side = name.partition(".")[0]
-        if isinstance(module, Stack):
-            hooks += _record_stack(module, side, states)
-        elif module is getattr(model, side, None) and not any(isinstance(part, Stack) for part in module.modules()):
-            for layers in filter(None, (getattr(module, kind, None) for kind in LAYER_LISTS)):
-                hooks += _record_layers(layers, side, states)
-    try:
-        with evaluation(model):
-            model(batch)
-    finally:
-        for hook in hooks:
-            hook.remove()
+    with evaluation(model), recorded_states(model) as states:
+        model(batch)
     return states
 
 
-def _record_stack(stack: Stack, side: str, states: dict[str, list[Tensor]]) -> Iterator[Any]:
+@contextmanager
+def recorded_states(
+    model: Model, claim: Callable[[Tensor, int, str], None] | None = None
+) -> Iterator[dict[str, list[Float[Tensor, "B _T _D"]]]]:
+    """Context manager that records the hidden states of each forward pass in the dict that it returns.
+
+    `claim` is called with the input of the first layer, the number of hidden states to record, and "encoder" or
+    "decoder", before the layers are computed.
+    """
+    states: dict[str, list[Tensor]] = {}
+    with ExitStack() as hooks:
+        for name, module in model.named_modules():
+            side = name.partition(".")[0]
+            if isinstance(module, Stack):
+                number = getattr(model.spec, side).blocks() + 1
+                added = _record_stack(module, side, states, partial(_claim, claim, number, side))
+            elif module is getattr(model, side, None) and not any(isinstance(part, Stack) for part in module.modules()):
+                lists = [getattr(module, kind) for kind in LAYER_LISTS if getattr(module, kind, None) is not None]
+                added = (hook for layers in lists for hook in _record_layers(layers, side, states))
+            else:
+                continue
+            for hook in added:
+                hooks.callback(hook.remove)
+        yield states
+
+
+def _claim(claim: Callable[[Tensor, int, str], None] | None, number: int, side: str, x: Tensor) -> None:
+    if claim is not None:
+        claim(x, number, side)
+
+
+def _record_stack(
+    stack: Stack, side: str, states: dict[str, list[Tensor]], claim: Callable[[Tensor], None]
+) -> Iterator[Any]:
     """Register and yield hooks that store the hidden states between the blocks of a stack in `states[side]`."""
-    yield stack.register_forward_pre_hook(lambda _, args, kwargs: (args, kwargs | {"keep": True}), with_kwargs=True)
+
+    def keep(_: nn.Module, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+        claim(args[0])
+        return args, kwargs | {"keep": True}
+
+    yield stack.register_forward_pre_hook(keep, with_kwargs=True)
     yield stack.register_forward_hook(lambda _, __, out: states.update({side: list(out.layers)}))
 
 

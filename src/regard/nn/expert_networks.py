@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from regard.nn.activation import ACTIVATIONS, Activation
 from regard.nn.core import Branch, Role, Site
+from regard.nn.trace import Trace
 
 
 class Slots(NamedTuple):
@@ -30,6 +31,14 @@ class ExpertNetworks(Branch):
         self.up = _stacked(experts, d_hidden, site.d_model, "up", site)
         self.down = _stacked(experts, site.d_model, d_hidden, "down", site)
         self.activate, self.dropout = ACTIVATIONS[activation], nn.Dropout(site.activation_dropout)
+        self.route = f"{site.side}.experts"  # name in a trace
+
+    def trace_route(
+        self, trace: Trace, x: Float[Tensor, "B T D"], expert: Int[Tensor, "N K"], gate: Float[Tensor, "N K"]
+    ) -> None:
+        """Record the chosen experts and their weights in a trace."""
+        shape = (*x.shape[:2], 1, expert.shape[1])
+        trace.route(self.route, expert.view(shape), gate.view(shape), self.up.shape[0])
 
     def idle_flops(self, tokens: int) -> int:
         """Return the FLOPs spent on unused elements of the array that `run` computes for `tokens` tokens."""

@@ -1,15 +1,21 @@
-"""The attention weights and hidden states that a trained model computes for one text, with the tokens of the text."""
+"""What a trained model computes for one text: attention, hidden states and predictions, with the tokens of the text."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Unpack
 
 import numpy as np
+import torch
 from torch import Tensor
 
-from regard.batch import Batch
-from regard.errors import SpecError, nearest
-from regard.inspection import record, render
+from regard.batch import Batch, require_data
+from regard.data.token_store import Table
+from regard.errors import DataError, SpecError, nearest
+from regard.inspection import render
+from regard.inspection.recording import UNKNOWN, Recording, record
+from regard.inspection.selection import LIMIT
+from regard.runs.options import LoadOptions
 
 if TYPE_CHECKING:
     from regard.runs.trained_model import TrainedModel
@@ -76,58 +82,67 @@ def _described(title: str, tokens: Tokens, sizes: Mapping[str, str]) -> str:
     return "\n".join([title, *(f"  {name:<16} {text}" for name, text in lines.items())])
 
 
+def inspect(
+    run: "str | Path | TrainedModel",
+    text: str,
+    target: str | None = None,
+    *,
+    top: int = 5,
+    keep: Iterable[str] | None = None,
+    layers: Iterable[int] | None = None,
+    limit: int = LIMIT,
+    **options: Unpack[LoadOptions],
+) -> Recording:
+    """Return what a model computes for a text: attention, routing, hidden states, predictions and logit lens.
+
+        recording = regard.inspect("runs/mine", "How are you?")
+        print(recording.draw("decoder.cross", layer=2, words=True))
+
+    `run` is a run folder, loaded with `options`, or a `TrainedModel`. The decoder of a translation model reads
+    `target`, by default the model's own translation of the text. `top` is the number of alternatives at each position.
+    `keep` selects parts ("attention", "routing", "states", "norms", "predictions", "logit_lens") or kinds of attention,
+    such as "decoder.cross". `layers` selects layers of attention and routing, counted from 0. By default, everything is
+    recorded. A recording whose weights and states need more than `limit` bytes is refused before they are allocated.
+    """
+    from regard.runs.inference import load_one  # noqa: PLC0415  # it imports this module
+
+    loaded = load_one(run, "inspect", **options)
+    labels = loaded.objective.labels if loaded.objective.labelled else ()
+    chosen: dict[str, Any] = {"top": top, "keep": keep, "layers": layers, "limit": limit}
+    return record(loaded.model, batch_of(loaded, text, target), tokenizers=loaded.tokenizers, labels=labels, **chosen)
+
+
 def attention(run: "TrainedModel", text: str, target: str | None = None) -> Attention:
     """Return the attention weights for a text; see `TrainedModel.attention`."""
-    batch, tokens, lengths = _batch(run, text, target)
-    weights = {
-        kind: [_cut(layer[0], (-2,) if kind.endswith(".mixtures") else (-2, -1), batch, lengths) for layer in layers]
-        for kind, layers in record.attention(run.model, batch).items()
-    }
-    return Attention(tokens, weights)
+    recording = inspect(run, text, target, keep=["attention"])
+    return Attention(recording.tokens, recording.attention)
 
 
 def hidden_states(run: "TrainedModel", text: str, target: str | None = None) -> HiddenStates:
     """Return the hidden states for a text; see `TrainedModel.hidden_states`."""
-    batch, tokens, lengths = _batch(run, text, target)
-    states = {
-        side: [_cut(layer[0], (-2,), batch, lengths) for layer in layers]
-        for side, layers in record.hidden_states(run.model, batch).items()
-    }
-    return HiddenStates(tokens, states)
+    recording = inspect(run, text, target, keep=["states"])
+    return HiddenStates(recording.tokens, recording.states)
 
 
-def _batch(run: "TrainedModel", text: str, target: str | None) -> tuple[Batch, Tokens, dict[str, int]]:
-    """Return the batch for one text, its tokens, and the numbers of source and target tokens."""
-    if run.command == "generate":
-        batch = run.batch([text])
-    else:
-        if run.command == "classify":
-            columns = {"text": run.objective.inputs([text], run.tokenizers)}
-        else:
-            pair = (text, run.translate(text) if target is None else target)
-            columns = run.objective.table([pair], run.tokenizers).columns
-        batch = run.objective.item(columns, [np.zeros(1, np.int64)]).batch.to(run.device)
-    lengths = {"target": _real(batch.target_seg, batch.target)}
-    names = run.tokenizer.tokens(batch.target[0, : lengths["target"]].tolist())
-    if batch.source is None:
-        return batch, {side: names for side in ("encoder", "decoder") if hasattr(run.model, side)}, lengths
-    lengths["source"] = _real(batch.source_seg, batch.source)
-    tokenizer = run.tokenizers.get("source", run.tokenizer)
-    source = tokenizer.tokens(batch.source[0, : lengths["source"]].tolist())
-    if hasattr(run.model, "encoder"):
-        return batch, {"encoder": source, "decoder": names}, lengths
-    return batch, {"decoder": [*source, *names]}, lengths
+def batch_of(run: "TrainedModel", text: str, target: str | None = None) -> Batch:
+    """Return the batch of one row for a text. A translation model reads `target`, by default its own translation."""
+    if run.command == "translate":
+        return _own_translation(run, text) if target is None else run.batch([(text, target)])
+    if target is not None:
+        raise DataError(f"target: {run.path} reads a single text, and no target; leave it out")
+    if run.command == "generate":  # one row, where `run.batch` would make several of a long text
+        ids = [*run.begin, *run.tokenizer.encode(text)]
+        require_data(bool(ids), "text: is empty; give at least one word")
+        return Batch(torch.tensor([ids])).to(run.device)
+    table = Table({run.objective.columns[0]: run.objective.inputs([text], run.tokenizers)})
+    table = run.objective.limit(table, run.recipe.data.longest).table  # as `run.classify` does
+    return run.objective.item(table.columns, [np.zeros(1, np.int64)]).batch.to(run.device)
 
 
-def _real(segments: Tensor | None, ids: Tensor) -> int:
-    return ids.shape[1] if segments is None else int((segments[0] > 0).sum())
-
-
-def _cut(x: Tensor, dims: Sequence[int], batch: Batch, lengths: Mapping[str, int]) -> Tensor:
-    """Return `x` without the padding at the end of each dimension in `dims`."""
-    full = {batch.target.shape[1]: lengths["target"]}
-    if batch.source is not None:
-        full |= {batch.source.shape[1]: lengths["source"]}
-    for dim in dims:
-        x = x.narrow(dim, 0, full.get(x.shape[dim], x.shape[dim]))
-    return x
+def _own_translation(run: "TrainedModel", text: str) -> Batch:
+    """Return the batch in which the decoder reads the token ids that it generates for `text`."""
+    output = run.translations(text)[0]
+    require_data(bool(output.read), "text: is empty, and the model does not read empty texts; give at least one word")
+    begin, end = run.tokenizer.bos, run.tokenizer.eos if output.ended else UNKNOWN
+    target, labels = torch.tensor([[begin, *output.ids]]), torch.tensor([[*output.ids, end]])
+    return Batch(target, labels, source=torch.tensor([output.read])).to(run.device)

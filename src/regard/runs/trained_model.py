@@ -27,6 +27,8 @@ from regard.inference.ctranslate2 import NAME
 from regard.inference.engine import Engine
 from regard.inference.export import Exported, Trained, engine, export, named
 from regard.inference.text import Output, Prediction, ScoringInput, TextScore, Warn, classify, score
+from regard.inspection.recording import Recording
+from regard.inspection.selection import LIMIT
 from regard.models.base import Classifier, LanguageModel, Model
 from regard.models.build import build
 from regard.recipe.recipe import Recipe
@@ -292,6 +294,25 @@ class TrainedModel:
         system and whether they are significant.
         """
         return evaluate(self, load, **options)
+
+    def inspect(
+        self,
+        text: str,
+        target: str | None = None,
+        *,
+        top: int = 5,
+        keep: Iterable[str] | None = None,
+        layers: Iterable[int] | None = None,
+        limit: int = LIMIT,
+    ) -> Recording:
+        """Return what the model computes for a text: attention, routing, hidden states, predictions and logit lens.
+
+        The decoder of a translation model reads `target`, by default the model's own translation of the text. `top` is
+        the number of alternatives at each position. `keep` selects parts, such as "decoder.cross" or "predictions", and
+        `layers` selects layers of attention (from 0), by default everything. A recording whose weights and states need
+        more than `limit` bytes is refused.
+        """
+        return inspect.inspect(self, text, target, top=top, keep=keep, layers=layers, limit=limit)
 
     def attention(self, text: str, target: str | None = None) -> Attention:
         """Return the attention weights for a text, and the tokens of the text.

@@ -271,7 +271,7 @@ class ConvS2SAttention(nn.Module):
         q = ((self.query(y) + e) * HALF).to(k.dtype)
         # The queries of all beams of a source share one batch row.
         queries = q.reshape(k.shape[0], 1, -1, q.shape[-1])
-        if ctx.trace is not None:
+        if ctx.trace is not None and ctx.trace.wants(self.name, (*queries.shape[:3], k.shape[2])):
             weights = attention_weights(queries, k, ctx.cross, 1.0)
             ctx.trace.add(self.name, weights.reshape(*q.shape[:1], 1, q.shape[1], -1))
         c = self.attend(queries, k, v, ctx.cross, scale=1.0).reshape(q.shape)

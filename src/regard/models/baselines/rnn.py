@@ -343,6 +343,7 @@ class RecurrentDecoderModule(nn.Module):
         The new state is the state after the first `lengths` tokens of each row. If `lengths` is None, it is the state
         after all tokens.
         """
+        attention.select(self, x)
         h, context, y = (self.run_stepwise if self.fed else self.run_parallel)(x, decoder_state, attention, lengths)
         if self.query_layers < len(self.cells):
             assert context is not None
@@ -414,6 +415,7 @@ class DecoderAttention:
     own_view: View | None
     trace: Trace | None
     weights: dict[str, list[Tensor]] = field(default_factory=lambda: {CROSS: [], OWN: []})
+    recorded: set[str] = field(default_factory=set)
 
     def __call__(self, decoder: RecurrentDecoderModule, h: Float[Tensor, "B T D"]) -> Float[Tensor, "B T C"]:
         """Return the context vectors for the query states `h`."""
@@ -434,8 +436,18 @@ class DecoderAttention:
         k, v, view = self.own.append(keys, values, self.own_view)  # type: ignore[reportArgumentType]  # a cache has one
         return attend_to(score, h, k, v, view, self._weights(OWN))
 
+    def select(self, decoder: RecurrentDecoderModule, h: Float[Tensor, "B T D"]) -> None:
+        """Set `recorded` to the names of the attention layers whose weights the trace records for these tokens."""
+        if self.trace is None:
+            return
+        B, T = h.shape[:2]
+        S = {CROSS: 0 if self.source is None else self.source.keys.shape[2], OWN: T}
+        scores = {CROSS: decoder.cross, OWN: decoder.own}
+        present = {name: score.heads for name, score in scores.items() if score is not None}
+        self.recorded = {name for name, heads in present.items() if self.trace.wants(name, (B, heads, T, S[name]))}
+
     def _weights(self, name: str) -> list[Tensor] | None:
-        return None if self.trace is None else self.weights[name]
+        return self.weights[name] if name in self.recorded else None
 
 
 class AttentionHistory:
@@ -467,7 +479,7 @@ class AttentionTrace(nn.Module):
         self.name = name
 
     def forward(self, attention: DecoderAttention) -> None:
-        if attention.trace is not None:
+        if attention.trace is not None and self.name in attention.recorded:
             weights = attention.weights[self.name]
             S = max(w.shape[3] for w in weights)
             attention.trace.add(self.name, torch.cat([F.pad(w, (0, S - w.shape[3])) for w in weights], 2))

@@ -124,6 +124,9 @@ class Experts(ExpertNetworks):
             places = unlimited(choice.expert, choice.sent, choice.probability.shape[1])
         if ctx.losses is not None:
             ctx.losses.append(self.balance * _imbalance(choice, real, self.group))
+        if ctx.trace is not None:
+            gate = choice.gate.masked_fill(~choice.sent, 0.0)
+            self.trace_route(ctx.trace, x, choice.expert, gate)
         outputs = self.run(tokens, places)
         return (outputs * choice.gate[..., None].to(outputs.dtype)).sum(1).view_as(x)
 

@@ -83,6 +83,8 @@ class NoisyTopKExpertsModule(ExpertNetworks):
             variation = squared_variation(total(importance, real)) + squared_variation(total(load, real))
             ctx.losses.append(self.balance * variation)
         places = unlimited(expert, real[:, None].expand_as(expert), self.router.shape[0])
+        if ctx.trace is not None:
+            self.trace_route(ctx.trace, x, expert, gate.masked_fill(~real[:, None], 0.0))
         outputs = self.run(tokens, places)
         return (outputs * gate[..., None].to(outputs.dtype)).sum(1).view_as(x)
 

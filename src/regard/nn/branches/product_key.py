@@ -55,6 +55,7 @@ class ProductKeyMemoryModule(Branch):
         self.keys = nn.Parameter(torch.stack(keys).unflatten(0, (H, 2)))
         self.memory = site.parameter(n * n, site.d_model, role="embedding")
         self.heads, self.knn = H, spec.knn
+        self.route = f"{site.side}.memory"  # name in a trace
 
     def forward(self, x: Float[Tensor, "B T D"], ctx: Context, state: Any = None) -> Float[Tensor, "B T D"]:  # noqa: ARG002
         query = self.norm(self.query(x).flatten(0, 1).unflatten(-1, (self.heads, 2, -1)))
@@ -62,6 +63,9 @@ class ProductKeyMemoryModule(Branch):
             scores = torch.einsum("nhck,hcik->nhci", widen(query), widen(self.keys))
         best, index = product_top(scores, self.knn)
         weights = best.softmax(-1).to(self.memory.dtype).flatten(1)
+        if ctx.trace is not None:
+            shape = (*x.shape[:2], self.heads, self.knn)
+            ctx.trace.route(self.route, index.view(shape), weights.view(shape), self.memory.shape[0])
         # Sums over heads and keys in one operation, without gathering the values.
         y = nn.functional.embedding_bag(index.flatten(1), self.memory, per_sample_weights=weights, mode="sum")
         return y.view_as(x)

@@ -274,7 +274,7 @@ class SynthesizerModule(SynthesizerBranch):
         scores = self.scores(x, split_heads(query[0], self.heads) if query else None, view)
         scores = scores.expand(x.shape[0], -1, -1, -1)  # masks and dropout differ between batch rows
         v = split_heads(v if state is None else state.append(v), self.heads)
-        if ctx.trace is not None:
+        if ctx.trace is not None and ctx.trace.wants(self.name, (*scores.shape[:3], v.shape[2])):
             ctx.trace.add(self.name, softmax(scores.detach(), view).detach())
         y = mix(scores, v, view, dropout=active(self.dropout, self.training))
         return self.output(merge_heads(y))
@@ -303,7 +303,7 @@ class SynthesizerPlusModule(SynthesizerBranch):
         view = _with_scores(view, scores)
         if state is not None:
             k, v, view = state.append(k, v, view)
-        if ctx.trace is not None:
+        if ctx.trace is not None and ctx.trace.wants(self.name, (*q.shape[:3], k.shape[2])):
             ctx.trace.add(self.name, attention_weights(q, k, view, self.scale))
         y = self.attend(q, k, v, view, scale=self.scale, dropout=active(self.dropout, self.training))
         return self.output(merge_heads(y))

@@ -1,0 +1,107 @@
+"""The choice of what a recording stores, and the limit of its memory."""
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from regard.errors import DataError, SpecError, nearest
+from regard.nn.trace import Trace
+
+PARTS = ("attention", "routing", "states", "norms", "predictions", "logit_lens")
+KINDS = ("encoder.self", "decoder.self", "decoder.cross", "encoder.mixtures", "decoder.mixtures")
+LIMIT = 2**30  # bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """The parts of a recording to store: `parts` of `PARTS`, and the `kinds` and `layers` of attention (None: all)."""
+
+    parts: frozenset[str]
+    kinds: frozenset[str] | None = None
+    layers: frozenset[int] | None = None
+
+    @classmethod
+    def of(cls, keep: Iterable[str] | None, layers: Iterable[int] | None) -> "Selection":
+        """Return the selection for a list of parts and kinds of attention, and the layers of attention, from 0.
+
+        A kind such as "decoder.cross" selects only the attention of this kind. If `keep` is None, all is stored.
+        """
+        names = PARTS if keep is None else (keep,) if isinstance(keep, str) else tuple(keep)
+        for name in names:
+            if name not in PARTS and name not in KINDS:
+                raise SpecError("keep", f"there is no part {name!r} of a recording; {nearest(name, (*PARTS, *KINDS))}")
+        kinds = frozenset(name for name in names if name in KINDS)
+        parts = frozenset(name for name in names if name in PARTS) | ({"attention"} if kinds else set())
+        numbers = None if layers is None else frozenset(layers)
+        negative = sorted(number for number in numbers or () if number < 0)
+        if negative:
+            raise SpecError("layers", f"are counted from 0; {negative[0]} is below 0")
+        return cls(parts, None if "attention" in names or not kinds else kinds, numbers)
+
+    def has_attention(self, kind: str, layer: int) -> bool:
+        """Return whether the attention weights of this kind and layer are stored."""
+        return "attention" in self.parts and (self.kinds is None or kind in self.kinds) and self.has_layer(layer)
+
+    def has_layer(self, layer: int) -> bool:
+        """Return whether attention and routing of this layer are stored."""
+        return self.layers is None or layer in self.layers
+
+
+@dataclass
+class Budget:
+    """The memory that a recording may still allocate, in bytes."""
+
+    limit: int
+    spent: int = 0
+
+    def claim(self, shape: Sequence[int], size: int, what: str) -> None:
+        """Count a tensor before it is allocated. Raise an error if the recording would exceed its limit."""
+        self.spent += math.prod(shape) * size
+        if self.spent > self.limit:
+            raise DataError(
+                f"recording {what} for {shape[-2]:,} tokens would bring the recording to {_bytes(self.spent)}, above "
+                f"its limit of {_bytes(self.limit)}; record less (keep, layers), a shorter text, or raise the limit"
+            )
+
+
+def _bytes(number: int) -> str:
+    """Return a number of bytes in a readable unit."""
+    power = min(3, (max(number, 1).bit_length() - 1) // 10)
+    return f"{number / 1024**power:,.4g} {('bytes', 'KiB', 'MiB', 'GiB')[power]}"
+
+
+@dataclass
+class SelectiveTrace(Trace):
+    """Trace of the selected layers only. It refuses weights above the memory limit before they are computed.
+
+    `layers["decoder.cross"]` has the layer number of each entry of `weights["decoder.cross"]`, counted from 0 over the
+    layers that have this kind of attention. For routing, likewise.
+    """
+
+    selection: Selection
+    budget: Budget
+    size: int = 4  # bytes of a weight
+    layers: dict[str, list[int]] = field(default_factory=dict)
+    seen: dict[str, int] = field(default_factory=dict)  # number of layers so far
+
+    def __post_init__(self) -> None:
+        super().__init__()
+
+    def wants(self, name: str, shape: Sequence[int]) -> bool:
+        layer = self.seen.get(name, 0)
+        self.seen[name] = layer + 1
+        if not self.selection.has_attention(name, layer):
+            return False
+        self.budget.claim(shape, self.size, f"the attention weights of {name}, layer {layer},")
+        self.layers.setdefault(name, []).append(layer)
+        return True
+
+    def route(self, name: str, chosen: Int[Tensor, "B T H K"], weights: Float[Tensor, "B T H K"], total: int) -> None:
+        layer = self.seen.get(name, 0)
+        self.seen[name] = layer + 1
+        if "routing" in self.selection.parts and self.selection.has_layer(layer):
+            self.layers.setdefault(name, []).append(layer)
+            super().route(name, chosen, weights, total)

@@ -1,0 +1,150 @@
+"""The engine that decodes the texts of all requests together, and what it runs in the scheduler's thread."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any, TypeVar
+
+from regard.decoding.constraints import TokenConstraints
+from regard.decoding.hypothesis import Hypothesis, Limits, Piece
+from regard.decoding.search import Search
+from regard.inference.engine import Engine, Sources
+from regard.inference.native import Native
+from regard.runs.trained_model import TrainedModel
+from regard.serving.scheduler import More, Scheduler
+from regard.serving.ticket import Call, Classify, Decode, Row, Task, Ticket
+
+Value = TypeVar("Value")
+
+
+class SharedEngine(Engine):
+    """Engine of one request. It passes the token ids to the scheduler of a model, and waits for the hypotheses.
+
+    `regard.inference.text` calls it as it calls any other engine, so that texts are encoded, checked and decoded by the
+    code of `run.translate`.
+    """
+
+    name = "shared"
+
+    def __init__(self, scheduler: Scheduler, ticket: Ticket, engine: Engine) -> None:
+        """`engine` is the engine that computes the batches."""
+        self.scheduler, self.ticket, self.engine = scheduler, ticket, engine
+
+    def adapted(self, search: Search, warn: Any) -> Search:
+        return self.engine.adapted(search, warn)
+
+    def check(self, search: Search, limits: Limits, rules: TokenConstraints) -> None:
+        self.engine.check(search, limits, rules)
+
+    def find(
+        self,
+        sources: Sources,
+        search: Search,
+        batch_size: int,  # noqa: ARG002
+        limits: Limits,
+        rules: TokenConstraints,
+        rows: Sequence[int],
+    ) -> list[list[Hypothesis]]:
+        tasks = [Decode(ids, search, limits, rules, row, True) for ids, row in zip(sources, rows, strict=True)]
+        return submit(self.scheduler, self.ticket, tasks)
+
+    def extend(
+        self,
+        prompts: Sources,
+        search: Search,
+        batch_size: int,  # noqa: ARG002
+        limits: Sequence[Limits],
+        rules: TokenConstraints,
+        rows: Sequence[int],
+    ) -> list[list[Hypothesis]]:
+        each = zip(prompts, limits, rows, strict=True)
+        tasks = [Decode(ids, search, bound, rules, row, False) for ids, bound, row in each]
+        return submit(self.scheduler, self.ticket, tasks)
+
+    def stream(
+        self,
+        ids: Sequence[int],
+        search: Search,
+        limits: Limits,
+        rules: TokenConstraints,
+        row: int,
+        translates: bool,
+    ) -> Iterator[list[Piece]]:
+        for _, piece in self.pieces([Decode(ids, search, limits, rules, row, translates, streamed=True)]):
+            yield [piece]
+
+    def pieces(self, tasks: Sequence[Decode]) -> Iterator[tuple[int, Piece]]:
+        """Decode several rows, and yield the index of a row and its new tokens after each step."""
+        self.scheduler.submit([Row(self.ticket, index, task) for index, task in enumerate(tasks)])
+        for event in self.ticket.events(len(tasks)):
+            yield event.index, event.value
+
+
+def submit(scheduler: Scheduler, ticket: Ticket, tasks: Sequence[Task]) -> list[Any]:
+    """Compute tasks with equal keys in the thread of a scheduler, and return their results."""
+    scheduler.submit([Row(ticket, index, task) for index, task in enumerate(tasks)])
+    return ticket.results(len(tasks))
+
+
+class BatchRunner:
+    """Computes batches of one trained model, for `Scheduler`."""
+
+    def __init__(self, run: TrainedModel, engine: Engine) -> None:
+        self.run, self.engine = run, engine
+
+    def __call__(self, rows: Sequence[Row], more: More) -> Iterator[None]:
+        """Compute rows with equal keys, and yield after each step."""
+        tasks: list[Any] = [row.task for row in rows]
+        if isinstance(tasks[0], Call):
+            return self._call(rows, tasks)
+        if isinstance(tasks[0], Classify):
+            return self._classify(rows, tasks)
+        if not isinstance(self.engine, Native):
+            return self._find(rows, tasks)
+        return self._stream(rows, tasks) if tasks[0].streamed else self._decode(rows, tasks, more)
+
+    def _call(self, rows: Sequence[Row], tasks: Sequence[Call]) -> Iterator[None]:
+        for row, task in zip(rows, tasks, strict=True):
+            row.finish(task.function())
+            yield
+
+    def _classify(self, rows: Sequence[Row], tasks: Sequence[Classify]) -> Iterator[None]:
+        predictions = self.run.classify([task.text for task in tasks], len(tasks))
+        for row, prediction in zip(rows, predictions, strict=True):
+            row.finish(prediction)
+        yield
+
+    def _find(self, rows: Sequence[Row], tasks: Sequence[Decode]) -> Iterator[None]:
+        """Decode with an engine that takes whole batches with one length limit and one set of constraints."""
+        groups: dict[Any, list[int]] = {}
+        for index, task in enumerate(tasks):
+            groups.setdefault((task.limits, task.rules), []).append(index)
+        for (limits, rules), indices in groups.items():
+            sources, numbers = [tasks[i].ids for i in indices], [tasks[i].number for i in indices]
+            results = self.engine.find(sources, tasks[0].search, len(indices), limits, rules, numbers)
+            for index, hypotheses in zip(indices, results, strict=True):
+                rows[index].finish(hypotheses)
+            yield
+
+    def _job(self, rows: Sequence[Row], tasks: Sequence[Decode]) -> Any:
+        assert isinstance(self.engine, Native)
+        job = self.engine.job(
+            [task.ids for task in tasks],
+            [task.limits for task in tasks],
+            [task.number for task in tasks],
+            tasks[0].search,
+            [task.rules for task in tasks],
+            tasks[0].translates,
+        )
+        return replace(job, cancelled=lambda index: rows[index].ticket.cancelled)
+
+    def _decode(self, rows: Sequence[Row], tasks: Sequence[Decode], more: More) -> Iterator[None]:  # noqa: ARG002
+        for finished in tasks[0].search.find_by_row(self._job(rows, tasks)):
+            for index, hypotheses in finished:
+                rows[index].finish(hypotheses)
+            yield
+
+    def _stream(self, rows: Sequence[Row], tasks: Sequence[Decode]) -> Iterator[None]:
+        for pieces in tasks[0].search.stream(self._job(rows, tasks)):
+            for piece in pieces:
+                rows[piece.row].piece(piece)
+            yield

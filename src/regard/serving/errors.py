@@ -1,0 +1,60 @@
+"""Errors of requests, with the status code and the sentence that the client receives."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from regard.errors import RegardError
+
+TYPES = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error"}
+OPENAI = ("/v1/completions", "/v1/models")  # paths whose errors have the form of OpenAI
+LIBRETRANSLATE = ("/translate", "/detect", "/languages", "/frontend/settings")
+
+
+class RequestError(RegardError):
+    """Raised for a request that is refused. The message is one sentence; `field` is the field of the request."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        field: str | None = None,
+        code: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status, self.message, self.field, self.code = status, message, field, code
+        self.headers = dict(headers or {})
+
+
+class ClientGoneError(RegardError):
+    """Raised in the computation for a request whose client has closed the connection."""
+
+
+def busy(seconds: int) -> RequestError:
+    """Return the error for a request that does not fit into the queue."""
+    plural = "" if seconds == 1 else "s"
+    sentence = f"all places of the queue are taken; send the request again in {seconds} second{plural}"
+    return RequestError(429, sentence, code="queue_full", headers={"Retry-After": str(seconds)})
+
+
+def timed_out(seconds: float) -> RequestError:
+    """Return the error for a request that was not answered in time."""
+    return RequestError(
+        503, f"the request was not answered within {seconds:g} seconds; send less text at a time", code="timeout"
+    )
+
+
+def refused(path: str, error: RegardError) -> RequestError:
+    """Return the error for input that the model cannot process: 400 where OpenAI and LibreTranslate do so, or 422."""
+    if isinstance(error, RequestError):
+        return error
+    status = 400 if path.startswith((*OPENAI, *LIBRETRANSLATE)) else 422
+    return RequestError(status, " ".join(str(error).split()), getattr(error, "path", None) or None)
+
+
+def body(path: str, error: RequestError) -> dict[str, Any]:
+    """Return the JSON object that describes an error, in the form of OpenAI for OpenAI's paths."""
+    if not path.startswith(OPENAI):
+        return {"error": error.message}
+    kind = TYPES.get(error.status, "server_error" if error.status >= 500 else "invalid_request_error")
+    return {"error": {"message": error.message, "type": kind, "param": error.field, "code": error.code}}

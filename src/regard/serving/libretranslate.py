@@ -1,0 +1,5 @@
+"""LibreTranslate's interface for translation models."""
+
+from fastapi import APIRouter
+
+router = APIRouter(tags=["LibreTranslate"])

@@ -1,0 +1,80 @@
+"""Routes for the operator of the server: health and metrics."""
+
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Depends, Request, Response
+from pydantic import BaseModel
+
+from regard import __version__
+from regard.serving.metrics import CONTENT_TYPE
+from regard.serving.service import Service
+
+router = APIRouter(tags=["operation"])
+
+
+def service_of(request: Request) -> Service:
+    """Return the service of the application that received a request."""
+    return request.app.state.service
+
+
+Serving = Annotated[Service, Depends(service_of)]
+
+
+class ErrorBody(BaseModel):
+    """An error in one sentence."""
+
+    error: str
+
+
+ERRORS: dict[int | str, dict[str, Any]] = {
+    status: {"model": ErrorBody, "description": text}
+    for status, text in {
+        400: "The request is malformed.",
+        401: "The API key is missing or wrong.",
+        403: "The host or the origin is not allowed.",
+        404: "There is no such model.",
+        413: "The request has too many bytes.",
+        422: "A field is invalid, or the model cannot process the text.",
+        429: "The queue is full; the header Retry-After contains the seconds to wait.",
+        503: "The request was not answered in time, or the server is stopping.",
+    }.items()
+}
+
+
+class ModelHealth(BaseModel):
+    """What a model is used for, and its load."""
+
+    command: str
+    weights: str
+    languages: list[str] | None
+    active: int
+    waiting: int
+    running: int
+
+
+class Health(BaseModel):
+    """The state of the server."""
+
+    status: str
+    version: str
+    models: dict[str, ModelHealth]
+
+
+@router.get("/health", responses={403: ERRORS[403]})
+def health(service: Serving) -> Health:
+    """Return the models, the SHA-256 of their weights, and the number of requests that wait or run."""
+    models = {}
+    for name, model in service.models.items():
+        waiting, running = model.scheduler.sizes
+        pair = [model.pair.source, model.pair.target] if model.pair else None
+        models[name] = ModelHealth(
+            command=model.command, weights=model.weights, languages=pair, active=model.active, waiting=waiting,
+            running=running,
+        )  # fmt: skip
+    return Health(status="ok", version=__version__, models=models)
+
+
+@router.get("/metrics", response_class=Response, responses={200: {"content": {"text/plain": {}}}, 401: ERRORS[401]})
+def metrics(service: Serving) -> Response:
+    """Return the metrics in the format of Prometheus."""
+    return Response(service.metrics.page(), media_type=CONTENT_TYPE)
