@@ -63,3 +63,11 @@ class BeamTree:
                 return []
             path.append(children[path[-1], token])
         return path
+
+    def tokens(self, node: int) -> list[int]:
+        """Return the tokens of the hypothesis at a node."""
+        at, ids = self.nodes[node], list[int]()
+        while at.parent is not None:
+            ids.append(at.token)
+            at = self.nodes[at.parent]
+        return ids[::-1]

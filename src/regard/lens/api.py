@@ -2,7 +2,7 @@
 
 import json
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
 from fastapi import APIRouter, Request, Response
@@ -34,10 +34,10 @@ def files() -> dict[str, tuple[bytes, str]]:
     return {path.relative_to(PAGE).as_posix(): (path.read_bytes(), TYPES[path.suffix]) for path in listed}
 
 
-def router(models: Sequence[tuple[str, TrainedModel]]) -> APIRouter:
+def router(models: Mapping[str, TrainedModel]) -> APIRouter:
     """Return the routes of the lens for named models: the page at `/`, its files, and its requests."""
     routes, page = APIRouter(include_in_schema=False), files()
-    lenses = {name: Lens(run, name) for name, run in models}
+    lenses = {name: Lens(run, name) for name, run in models.items()}
     turns = {name: threading.BoundedSemaphore(WAITING) for name in lenses}
 
     @routes.get("/")
@@ -74,7 +74,7 @@ def _inspect(lenses: Mapping[str, Lens], turns: Mapping[str, threading.BoundedSe
         request = request_from_json(record)
         name = record.get("model", next(iter(lenses)))
         if name not in lenses:
-            return _refused(422, f"there is no model {str(name):.80!r}; {nearest(str(name), lenses)}")
+            return _refused(422, f"there is no model {name!s:.80!r}; {nearest(str(name), lenses)}")
         if not turns[name].acquire(blocking=False):
             return _refused(429, "too many requests are waiting for this model; try again")
         try:

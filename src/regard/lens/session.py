@@ -1,74 +1,115 @@
-"""Inspect texts with one trained model for the lens page, without a trace in the model that other code uses."""
+"""Inspect texts with one trained model for the lens page."""
 
-import math
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-import torch
-from torch import Tensor
-
-from regard.batch import Batch, pad
-from regard.inspection import record
-from regard.lens.decode import NEW, Decoded, beam_search, decode
-from regard.lens.payload import hypotheses_json, number, packed, positions_json, tokens_json, tree_json
-from regard.lens.request import LensRequest
+from regard.errors import DataError, SpecError
+from regard.inspection.interventions import head_counts, scaled_heads
+from regard.inspection.recording import Recording, record
+from regard.lens.decode import NEW, Read, beam_search, classified, decode, given, written
+from regard.lens.payload import payload
+from regard.lens.request import Heads, LensRequest
 from regard.models.build import build
 from regard.runs.trained_model import held_out
+from regard.training.checkpoint import RunFolder
 
 if TYPE_CHECKING:
     from regard.runs.trained_model import TrainedModel
 
+TOP = 8  # alternatives of a token
+CLASSES = 20  # classes that are shown
+RECORDED = 64 * 2**20  # bytes of attention weights and hidden states of one answer
+EXAMPLE = 90  # characters of the text that the page shows first
+
 
 class Lens:
+    """One trained model for the lens page.
+
+    The lens computes with a copy of the model in its plain form, made for the first request. Switching a head off
+    changes the modules of a model for a while, and the copy keeps other users of the model, such as a server, apart
+    from that. Requests are computed one at a time.
+    """
+
     def __init__(self, run: "TrainedModel", name: str) -> None:
-        self.run, self.name = run, name
-        self.lock = threading.Lock()
+        self.original, self.name = run, name
+        self._lock = threading.Lock()
+
+    @cached_property
+    def run(self) -> "TrainedModel":
+        """The trained model with a copy of its weights, in modules without the faster kernels of `regard.fast`."""
+        model = build(self.original.recipe.model, init=False)
+        model.load_state_dict(self.original.model.state_dict())
+        return replace(self.original, model=model.to(self.original.device).eval())
 
     def describe(self) -> dict[str, Any]:
-        run = self.run
-        return {"name": self.name, "task": run.command, "kind": run.recipe.model.kind, "parameters": run.parameters,
-                "beam": beam_search(run, None).beam_size if run.command != "classify" else 1, "max_len": NEW,
-                "heads": {}, "example": "seventy-two thousand, nine hundred and fifty-nine"}
+        """Return what the page shows before the first answer."""
+        run = self.original
+        decodes = run.command != "classify"
+        return {
+            "name": self.name,
+            "task": run.command,
+            "family": run.recipe.model.kind,
+            "parameters": run.parameters,
+            "beam": beam_search(run, None).beam_size if decodes else 1,
+            "max_len": NEW,
+            "example": example(run),
+        }
 
     def inspect(self, request: LensRequest) -> dict[str, Any]:
-        warnings = []
+        """Return the JSON document for a request: the output of the model, and everything it computed on the way."""
+        if self.original.command == "translate" and not request.text.strip():
+            raise DataError("text: is empty; give at least one word")
+        with self._lock:
+            run, warnings = self.run, list[str]()
+            with self._scaled(request.heads):
+                read = self._read(request, warnings)
+                recording = self._recorded(read)
+            return {"model": self.name} | payload(run, request, read, recording, warnings)
+
+    def _read(self, request: LensRequest, warnings: list[str]) -> Read:
+        """Return what the model reads: the text, and the output that it writes or is given."""
+        run, text, warn = self.run, request.text, warnings.append
+        if run.command == "classify":
+            if request.forced or request.target is not None:
+                raise SpecError("forced", "a classifier writes no tokens; leave it out")
+            return classified(run, text)
+        if request.target is not None:
+            return given(run, text, request.target, warn)
+        if request.forced and request.forced[-1] == run.tokenizer.eos:
+            return written(run, text, request.forced[:-1], warn)
+        return decode(run, text, request.beam, request.forced, request.max_len, warn)
+
+    def _recorded(self, read: Read) -> Recording:
         run = self.run
-        with self.lock:
-            d = decode(run, request.text, request.beam, request.forced, request.max_len, warnings.append)
-            best = d.hypotheses[0]
-            src = run.tokenizers["source"]
-            sids = [*src.encode(request.text), src.eos]
-            tids = [run.tokenizer.bos, *best.ids]
-            s, sseg = pad([sids]); t, tseg = pad([tids])
-            batch = Batch(t, source=s, source_seg=sseg, target_seg=tseg)
-            att = record.attention(run.model, batch)
-            hs = record.hidden_states(run.model, batch)
-            with torch.no_grad():
-                lp = run.model.log_probs(batch)[0]
-                out = [*best.ids, run.tokenizer.eos]
-                preds = []
-                for i, tok in enumerate(out):
-                    top = lp[i].topk(8)
-                    preds.append({"id": tok, "text": run.tokenizer.tokens([tok])[0], "probability": float(lp[i, tok].exp()),
-                      "alternatives": [{"id": int(j), "special": int(j) < 3, "text": run.tokenizer.tokens([int(j)])[0], "probability": math.exp(v)} for v, j in zip(top.values.tolist(), top.indices.tolist())]})
-                ll = []
-                for x in hs["decoder"]:
-                    l = run.model.head.log_probs(run.model.decoder.final(x) if hasattr(run.model.decoder,'final') else x, run.model.tables.get("output"))[0]
-                    row=[]
-                    for i in range(len(out)):
-                        top=l[i].topk(3)
-                        row.append({"top": [{"id": int(j), "text": run.tokenizer.tokens([int(j)])[0], "special": int(j) < 3, "probability": math.exp(v)} for v, j in zip(top.values.tolist(), top.indices.tolist())], "written": float(l[i,out[i]].exp())})
-                    ll.append(row)
-        return {"model": self.name, "task": run.command, "text": request.text, "output": run.tokenizer.decode(list(best.ids)),
-            "score": best.score, "log_prob": best.log_prob, "ended": best.ended, "forced": list(request.forced),
-            "tokens": {"encoder": tokens_json(sids, src), "decoder": tokens_json(tids, run.tokenizer), "output": tokens_json(out, run.tokenizer)},
-            "first": 0, "beam": d.search.beam_size,
-            "predictions": preds, "attention": {k: [packed(x[0]) for x in v] for k, v in att.items()},
-            "logit_lens": ll, "norms": {k: [packed(x[0].norm(dim=-1)) for x in v] for k, v in hs.items()},
-            "states": {k: [packed(x[0]) for x in v] for k, v in hs.items()},
-            "tree": tree_json(d, run.tokenizer), "hypotheses": hypotheses_json(d, run.tokenizer),
-            "positions": positions_json(run, 32), "classes": [], "routing": {}, "warnings": warnings}
+        labels = run.objective.labels if run.objective.labelled else ()
+        top = min(len(labels), CLASSES) if run.command == "classify" else TOP
+        try:
+            return record(
+                run.model, read.batch, tokenizers=run.tokenizers, labels=labels, top=max(top, 1), limit=RECORDED
+            )
+        except DataError as error:
+            raise DataError(f"{str(error).partition(';')[0]}; use a shorter text") from None
+
+    @contextmanager
+    def _scaled(self, heads: Heads) -> Iterator[None]:
+        counts = head_counts(self.run.model)
+        if heads and not counts:
+            raise SpecError("heads", "this model has no attention heads; leave it out")
+        with scaled_heads(self.run.model, heads):
+            yield
+
+
+def example(run: "TrainedModel") -> str:
+    """Return a validation example of a run that is short enough for a first look, or an empty text."""
+    texts = (" ".join(run.objective.pair(record)[0].split()) for record in held_out(RunFolder(run.path)))
+    fitting = [text for text in texts if text]
+    if not fitting:
+        return ""
+    if run.command == "generate":
+        return " ".join(fitting[0].split()[:4])
+    several = [text for text in fitting if len(text) <= EXAMPLE and len(text.split()) >= 3]
+    return max(several, key=len) if several else fitting[0][:EXAMPLE]

@@ -28,13 +28,13 @@ function tree(result) {
   let rows = 0; // a node is in the row of its first child, so the output is a straight line at the top
   root.eachAfter((each) => (each.x = each.children ? each.children[0].x : ROW * rows++));
   const widths = [];
-  root.each((each) => (widths[each.depth] = Math.max(widths[each.depth] ?? 0, textWidth(each.data.name, 13) + 44)));
+  root.each((each) => (widths[each.depth] = Math.max(widths[each.depth] ?? 0, nameWidth(each) + 44)));
   const starts = widths.map((_, depth) => widths.slice(0, depth).reduce((sum, each) => sum + each, 8));
   const total = starts.at(-1) + widths.at(-1) + 60;
   const svg = newSvg(Math.ceil(total), ROW * (rows + 1), "Tree of the beam search");
   const x = (each) => starts[each.depth];
   const y = (each) => each.x + ROW;
-  const end = (each) => x(each) + 12 + textWidth(each.data.name, 13) + 4;
+  const end = (each) => x(each) + 12 + nameWidth(each) + 4;
   const links = svg.append("g").attr("fill", "none").selectAll("path").data(root.links()).join("path");
   links.attr("d", ({ source, target }) => {
     const [x1, x2, y1, y2] = [end(source), x(target) - 2, y(source), y(target)];
@@ -49,10 +49,14 @@ function tree(result) {
   groups.append("text").attr("x", 12).attr("dy", "0.35em").text((each) => each.data.name)
     .attr("fill", (each) => (each.data.best ? colours.accent : each.children || each.data.ended ? colours.text : colours.muted))
     .attr("font-weight", (each) => (each.data.best ? 600 : 400));
-  groups.filter((each) => each.data.ended).append("text").attr("x", (each) => 12 + textWidth(each.data.name, 13) + 8).attr("dy", "0.35em")
+  groups.filter((each) => each.data.ended).append("text").attr("x", (each) => 12 + nameWidth(each) + 8).attr("dy", "0.35em")
     .attr("fill", colours.muted).attr("font-size", 11).text((each) => decimal(each.data.score));
   groups.append("title").text((each) => describe(each));
   return svg.node();
+}
+
+function nameWidth({ data }) {
+  return textWidth(data.name, 13) * (data.best ? 1.1 : 1); // the output is bold
 }
 
 function describe({ data }) {

@@ -30,7 +30,7 @@ export function bipartite(matrix, { left, right, queriesLeft, width, label, onho
   };
   const paths = drawn.selectAll("path").data(lines).join("path").attr("d", curve);
   svg.append("g").attr("font-size", 11.5).attr("fill", colours.muted).selectAll("text").data([left, right]).join("text")
-    .attr("x", (_, i) => edges[i]).attr("y", 12).attr("text-anchor", (_, i) => (i ? "start" : "end")).text((side) => side.title);
+    .attr("x", (side, i) => (i ? Math.min(edges[1], full - textWidth(side.title, 11.5) - 2) : Math.max(edges[0], textWidth(side.title, 11.5) + 2))).attr("y", 12).attr("text-anchor", (_, i) => (i ? "start" : "end")).text((side) => side.title);
   const texts = [left, right].map((side, i) => column(svg, side.labels, [edges[i], i ? full - edges[i] : edges[i]], i, tall, colours));
   const weights = svg.append("g").attr("font-size", 11).attr("fill", colours.accent).attr("pointer-events", "none");
   const mark = (query, key) => {

@@ -18,7 +18,7 @@ export function region(node, key, build) {
   node.dataset.built = key;
   const focused = node.contains(document.activeElement) ? document.activeElement.dataset.key : undefined;
   const places = [...node.querySelectorAll("[data-scroll]")].map((each) => [each.dataset.scroll, each.scrollLeft]);
-  node.replaceChildren(...[build()].flat().filter(Boolean));
+  node.replaceChildren(...[build()].flat(2).filter(Boolean));
   if (focused) node.querySelector(`[data-key="${CSS.escape(focused)}"]`)?.focus({ preventScroll: true });
   for (const [name, left] of places) {
     const scroller = node.querySelector(`[data-scroll="${CSS.escape(name)}"]`);

@@ -21,12 +21,17 @@ const SPECIAL = { "<s>": "start", "</s>": "end", "<pad>": "padding" };
 // The text of a token for people: no sign for the space before it, and names for control tokens.
 export function shown(token) {
   if (token.special) return SPECIAL[token.text] ?? token.text;
-  const text = token.text.replaceAll("▁", " ").trim();
+  const text = token.text.replaceAll("▁", " ").replaceAll("\\n", "↵").trim();
   return text === "" ? "␣" : text;
 }
 
 export function startsWithSpace(token) {
   return token.text.startsWith("▁");
+}
+
+// A sentence of the server, with a capital and a full stop.
+export function sentence(text) {
+  return `${text[0].toUpperCase()}${text.slice(1)}${/[.!?]$/.test(text) ? "" : "."}`;
 }
 
 export function plural(count, noun) {

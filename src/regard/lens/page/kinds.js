@@ -37,7 +37,7 @@ export function sides(result, kind, matrix, unit) {
   const [T, S] = matrix.shape;
   const cross = kind.endsWith(".cross");
   const side = kind.split(".")[0];
-  const rowTokens = cross ? result.tokens.output : result.tokens[side];
+  const rowTokens = cross ? writtenBy(result, T) : result.tokens[side];
   const keySide = cross ? "encoder" : side;
   const keyTokens = result.tokens[keySide];
   const queries = groups(rowTokens, T, unit);
@@ -54,6 +54,12 @@ export function sides(result, kind, matrix, unit) {
     queryOf: (hover) => placeOf(queries, hover, cross ? "decoder" : side, cross || side !== "decoder" ? undefined : false),
     keyOf: (hover) => placeOf(keys, hover, keySide, keySide === side && !cross ? true : undefined),
   };
+}
+
+// The tokens that the decoder positions write. An output that was cut has none at its end.
+function writtenBy(result, count) {
+  const tokens = result.tokens.output;
+  return tokens.length === count - 1 ? [...tokens, { text: "…", word: Infinity }] : tokens;
 }
 
 function groups(tokens, count, unit) {

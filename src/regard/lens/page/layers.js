@@ -2,7 +2,7 @@
 
 import { el, region, shortened, textWidth } from "./dom.js";
 import { inkOn, palette, ramp } from "./colour.js";
-import { percent, shown } from "./format.js";
+import { percent, sentence, shown } from "./format.js";
 import { figure, newSvg } from "./save.js";
 
 const ROW = 38;
@@ -16,7 +16,8 @@ export function layersView(node, panel) {
   const note = "The head of the model applied to the output of every layer: its likeliest token, and how sure it is. The accent colour marks the token that is finally written, grey another one.";
   region(node, JSON.stringify([result.serial, theme]), () => {
     const value = el("p", { class: "note value", "aria-live": "polite" }, "Point at a cell to see the likeliest tokens.");
-    return [figure("Logit lens", note, "logit-lens", picture(result, value)), value];
+    const notes = result.notes.filter((each) => each.includes("logit lens")).map((each) => el("p", { class: "note" }, sentence(each)));
+    return [figure("Logit lens", note, "logit-lens", picture(result, value)), value, notes];
   });
 }
 
@@ -24,10 +25,13 @@ function picture(result, value) {
   const colours = palette();
   const colourOf = ramp(colours, 0.9);
   const other = ramp({ ...colours, accent: colours.negative }, 0.9);
-  const layers = [...result.logit_lens].reverse(); // the last layer is on top
-  const name = (i) => (i === layers.length - 1 ? "input" : `layer ${layers.length - 1 - i}`);
-  const written = result.tokens.output.slice(0, layers[0].length);
-  const widths = written.map((token, t) => Math.max(48, ...[token, ...layers.map((row) => row[t].top[0])].map((each) => textWidth(shortened(shown(each), 16), 12.5) + 16)));
+  const tokens = result.tokens.output;
+  const from = result.predictions.findIndex((each) => each !== null);
+  const layers = result.logit_lens.map((each) => each.predictions.slice(from, tokens.length)).reverse(); // the last is on top
+  const numbers = result.logit_lens.map((each) => each.layer).reverse();
+  const name = (i) => (numbers[i] ? `layer ${numbers[i]}` : "input");
+  const written = tokens.slice(from);
+  const widths = written.map((token, t) => Math.max(48, ...[token, ...layers.map((row) => row[t].alternatives[0])].map((each) => textWidth(shortened(shown(each), 16), 12.5) + 16)));
   const left = 66;
   const starts = widths.map((_, t) => left + widths.slice(0, t).reduce((sum, each) => sum + each, 0));
   const top = 30;
@@ -37,7 +41,7 @@ function picture(result, value) {
   layers.forEach((row, i) => {
     label(name(i), left - 10, top + i * ROW + ROW / 2, "end", colours.muted).attr("dy", "0.35em");
     row.forEach((cell, t) => {
-      const best = cell.top[0];
+      const best = cell.alternatives[0];
       const fill = (best.id === written[t].id ? colourOf : other)(best.probability);
       const group = svg.append("g").attr("transform", `translate(${starts[t]},${top + i * ROW})`);
       group.append("rect").attr("width", widths[t] - 2).attr("height", ROW - 2).attr("rx", 4).attr("fill", fill);
@@ -46,8 +50,8 @@ function picture(result, value) {
       write(shortened(shown(best), 16), 16, 12.5);
       write(percent(best.probability), 29, 10);
       const describe = () => {
-        const tops = cell.top.map((each) => `${shown(each)} ${percent(each.probability)}`).join(", ");
-        const own = cell.written === null ? "" : ` The written token has ${percent(cell.written)}.`;
+        const tops = cell.alternatives.map((each) => `${shown(each)} ${percent(each.probability)}`).join(", ");
+        const own = cell.id === written[t].id ? ` The written token has ${percent(cell.probability)}.` : "";
         value.textContent = `${name(i)}, for ${shown(written[t])}: ${tops}.${own}`;
       };
       group.node().addEventListener("pointerenter", describe);

@@ -89,6 +89,10 @@ async function answer(panel) {
   panel.asked?.abort();
   const own = (panel.asked = new AbortController());
   const heads = store.get().heads[panel.index];
+  if (!store.get().text.trim()) {
+    Object.assign(panel, { busy: false, result: null, baseline: null, problem: null });
+    return;
+  }
   panel.busy = true;
   markBusy(panel);
   try {
@@ -126,7 +130,11 @@ function render() {
   for (const panel of now) {
     Object.assign(panel, { state, update, theme });
     problemView(panel);
-    if (!panel.result) continue;
+    if (!panel.result) {
+      region(panel.output.children[2], "empty", () => (panel.busy || panel.problem ? null : el("p", { class: "empty" }, "Type a text above.")));
+      region(panel.view.lastElementChild, "empty", () => null);
+      continue;
+    }
     outputView(panel.output.children[2], panel);
     const node = panel.view.lastElementChild;
     if (node.dataset.tab !== tab) {

@@ -27,7 +27,7 @@ export function heatmap(matrix, options) {
   const rowLabels = svg.append("g").attr("font-size", 12).attr("fill", colours.text).selectAll("text").data(rows);
   const place = (i) => top + i * high + high / 2;
   const rowText = rowLabels.join("text").attr("x", left - 6).attr("y", (_, i) => place(i)).attr("dy", "0.35em");
-  rowText.attr("text-anchor", "end").text((text, i) => (i % Math.max(options.every ?? 1, Math.ceil(11 / high)) ? "" : text));
+  rowText.attr("text-anchor", "end").text((text, i) => (i % Math.max(options.everyRow ?? 1, Math.ceil(11 / high)) ? "" : text));
   const columnLabels = svg.append("g").attr("font-size", 12).attr("fill", colours.text).selectAll("text").data(columns);
   const across = (j) => left + j * cell + cell / 2;
   const columnText = columnLabels.join("text").text((text, j) => (j % Math.max(options.every ?? 1, Math.ceil(11 / cell)) ? "" : text));

@@ -1,7 +1,7 @@
 // The output of a model: its tokens with their probabilities, its score, and the alternatives of one token.
 
 import { el, region } from "./dom.js";
-import { decimal, percent, plural, shown, signed, startsWithSpace } from "./format.js";
+import { decimal, percent, plural, sentence, shown, signed, startsWithSpace } from "./format.js";
 import { selection } from "./kinds.js";
 import { changedHeads } from "./store.js";
 
@@ -15,14 +15,15 @@ export function outputView(node, panel) {
 }
 
 function sourceLine(panel) {
-  const tokens = panel.result.tokens.encoder ?? [];
-  if (!tokens.length) return null;
+  const { source, tokens: all } = panel.result;
+  const [side, to] = panel.result.task === "classify" ? ["encoder", all.encoder.length] : [source.side, source.to];
+  const tokens = all[side].slice(0, to);
   const chips = tokens.map((token, at) =>
-    el("span", { class: `token${token.special ? " special" : ""}`, ...hovering(panel, { side: "encoder", from: at, to: at + 1, key: true }) }, shown(token)),
+    el("span", { class: `token${token.special ? " special" : ""}`, ...hovering(panel, { side, from: at, to: at + 1, key: true }) }, shown(token)),
   );
   panel.hover.listen("source", (first, second) => {
     const weights = linked(panel, first);
-    const on = [first, second].find((each) => each?.side === "encoder");
+    const on = [first, second].find((each) => each?.side === side && (side === "encoder" || each.key));
     chips.forEach((chip, at) => {
       chip.style.setProperty("--weight", weights ? weights[at] : 0);
       chip.classList.toggle("hovered", Boolean(on && on.from <= at && at < on.to));
@@ -31,13 +32,14 @@ function sourceLine(panel) {
   return el("p", { class: "source", "aria-label": "Source" }, chips.flatMap((chip, at) => (startsWithSpace(tokens[at]) && at ? [" ", chip] : [chip])));
 }
 
-// The attention of a hovered output token to the source: the chosen cross-attention head, or the mean of the last layer.
+// The attention of a hovered output token: the chosen head if it reads the source, or the mean of the last such layer.
 function linked(panel, hover) {
   if (hover?.side !== "decoder" || hover.key) return null;
-  const layers = panel.result.attention["decoder.cross"];
+  const kind = "decoder.cross" in panel.result.attention ? "decoder.cross" : "decoder.self";
+  const layers = panel.result.attention[kind];
   if (!layers) return null;
   const chosen = selection(panel.result, panel.state);
-  const matrix = chosen.kind === "decoder.cross" ? layers[chosen.layer].at(chosen.head) : layers.at(-1).mean();
+  const matrix = chosen.kind === kind ? layers[chosen.layer].at(chosen.head) : layers.at(-1).mean();
   if (hover.from >= matrix.shape[0]) return null;
   return Array.from({ length: matrix.shape[1] }, (_, s) => matrix.get(hover.from, s));
 }
@@ -51,11 +53,14 @@ function hovering(panel, target) {
 function outputLine(panel) {
   const { result, baseline, state, index } = panel;
   const first = result.first;
-  const prompt = first ? result.tokens.decoder.slice(0, first + 1).filter((token) => !token.special) : [];
+  const prompt = result.task === "generate" ? result.tokens.decoder.slice(0, first + 1) : [];
   const words = [];
   const spaced = (token, at) => startsWithSpace(token) && at;
   const spaces = [];
+  const reads = []; // the decoder position that reads each word
   prompt.forEach((token, at) => {
+    if (token.special) return;
+    reads.push(at);
     spaces.push(spaced(token, at));
     words.push(el("span", { class: "token prompt" }, shown(token)));
   });
@@ -65,10 +70,13 @@ function outputLine(panel) {
     const prediction = result.predictions[at];
     const before = baseline && at <= same ? baseline.predictions[at].alternatives.find((each) => each.id === token.id)?.probability ?? null : null;
     spaces.push(spaced(token, at - first + prompt.length));
+    reads.push(at + 1);
     words.push(outputToken(panel, { token, at, prediction, before }));
   });
   panel.hover.listen("output", (one, two) => {
-    const on = [one, two].find((each) => each?.side === "decoder");
+    const on = [one, two].find((each) => each?.side === "decoder" && !each.key);
+    const weights = result.task === "generate" ? linked(panel, one) : null;
+    words.forEach((word, i) => word.style.setProperty("--weight", weights?.[reads[i]] ?? 0));
     words.forEach((word) => word.classList.toggle("hovered", Boolean(on && word.dataset.at && on.from <= word.dataset.at && word.dataset.at < on.to)));
   });
   const label = { translate: "Translation", generate: "Prompt and continuation" }[result.task];
@@ -130,7 +138,7 @@ function scoreLine(panel) {
   };
   if (forced) facts.push(el("span", { class: "fact" }, `${plural(forced, "token")} forced`), panel.offline ? null : el("button", { type: "button", class: "quiet", "data-key": "release", onclick: release }, "Release"));
   const before = baseline && baseline.output !== result.output ? el("p", { class: "before" }, `With all heads on: ${baseline.output}`) : null;
-  const warnings = result.warnings.map((each) => el("p", { class: "note" }, each));
+  const warnings = result.notes.filter((each) => !each.includes("logit lens")).map((each) => el("p", { class: "note" }, sentence(each)));
   return el("div", { class: "facts" }, el("p", {}, facts), before, warnings);
 }
 
@@ -141,7 +149,7 @@ function difference(change) {
 function alternatives(panel) {
   const { result, state, index } = panel;
   const at = state.token;
-  if (state.panel !== index || at === null || at < result.first || at >= result.predictions.length) return null;
+  if (state.panel !== index || at === null || at < result.first || at >= result.tokens.output.length) return null;
   const prediction = result.predictions[at];
   const written = result.tokens.output.slice(result.first, at).map((token) => token.id);
   const force = (id) => {

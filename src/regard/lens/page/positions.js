@@ -55,7 +55,7 @@ function map(matrix, title, note, width) {
   const idle = `Colours range from −${most.toPrecision(3)} (grey) to ${most.toPrecision(3)}.`;
   value.textContent = idle;
   const drawn = heatmap(matrix, {
-    rows: numbers(rows), columns: numbers(columns), label: title, every: 8, width, cell, height: Math.max(6, Math.min(14, cell)),
+    rows: numbers(rows), columns: numbers(columns), label: title, every: 8, everyRow: 8, width, cell, height: Math.max(6, Math.min(14, cell)),
     colourOf: (x) => scale(x / most),
     onhover: (at) => {
       const inside = at && at[0] !== null && at[1] !== null;
