@@ -44,6 +44,7 @@ LAYERS = (
     ("evaluation",),
     ("runs",),
     ("serving",),
+    ("lens",),
     ("demo",),
     ("ablation", "bench"),
     ("cli",),

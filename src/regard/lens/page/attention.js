@@ -66,7 +66,7 @@ function headGrid(panel, chosen, factors) {
   grid.addEventListener("keydown", (event) => gridKey(event, panel, chosen, toggle));
   const changed = changedHeads(panel.state.heads[panel.index]);
   const reset = el("button", { type: "button", class: "quiet", "data-key": "reset", onclick: () => resetHeads(panel) }, "Switch all on");
-  const note = changed ? `${plural(changed, "head")} changed.` : "Arrow keys move; O switches a head off.";
+  const note = changed ? `${plural(changed, "head")} changed.` : panel.offline ? "" : "Arrow keys move; O switches a head off.";
   return [
     figureOfGrid(panel, chosen, grid),
     el("p", { class: "note under" }, note, " ", changed && !panel.offline ? reset : null),

@@ -17,7 +17,7 @@ export function heatmap(matrix, options) {
   const left = Math.ceil(Math.max(8, ...rows.map((text) => textWidth(text, 12)))) + 10;
   const widest = Math.ceil(Math.max(8, ...columns.map((text) => textWidth(text, 12))));
   const room = Math.max(200, options.width ?? 480) - left - 8;
-  const cell = options.cell ?? Math.max(options.least ?? 4, Math.min(34, room / S));
+  const cell = options.cell ?? Math.max(options.least ?? 13, Math.min(34, room / S));
   const high = options.height ?? cell;
   const slanted = columns.some((text) => textWidth(text, 12) > cell * (options.every ?? 1) - 4);
   const top = slanted ? widest + 10 : 22;

@@ -1,0 +1,63 @@
+"""The command `lens`: a page that shows what a trained model attends to."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from regard.cli.base import INSIDE, complain
+from regard.cli.options import Loading, command
+from regard.errors import SpecError
+
+MOST = 8  # models of one page
+RunsArgument = Annotated[list[str], typer.Argument(metavar="RUN [RUN2]", help="Folders of training runs.")]
+
+
+@command(INSIDE)
+def lens(
+    runs: RunsArgument,
+    loading: Loading,
+    text: Annotated[
+        str | None, typer.Option(metavar="TEXT", help="Text to begin with. Default: a validation example.")
+    ] = None,
+    export: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="Write the page for --text to one HTML file that needs no server, and do not serve it."
+        ),
+    ] = None,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port of the page; 0 is any free port.")] = 8010,
+    show: Annotated[
+        bool | None,
+        typer.Option("--open/--no-open", help="Open the page in a browser. Default: if there is a screen."),
+    ] = None,
+) -> None:
+    """Show what a model attends to, in the browser.
+
+    The page shows the attention of every head, the beam search, the alternatives of every token, the logit lens and
+    the positions. Heads can be switched off and tokens forced, and the output changes at once. Two runs are shown side
+    by side. The page loads nothing from the network.
+    """
+    if export is not None and not (text or "").strip():
+        raise SpecError("--export", 'needs a text to show; add --text "..."')
+    if export is not None and show:
+        raise SpecError("--open", "does not apply to --export; open the file yourself")
+    if len(runs) > (2 if export else MOST):
+        raise SpecError("RUN", f"{len(runs)} runs are too many; give at most {2 if export else MOST}")
+    from regard.lens.serve import named
+
+    if export is None:
+        from regard.serving.serve import check_installed
+
+        check_installed()
+    models = named([loading.load(path) for path in runs])
+    loading.set_threads()
+    if export is not None:
+        from regard.lens.export import save
+
+        save(models, text or "", export)
+        complain(f"{export} is written; open it in a browser")
+        return
+    from regard.lens.serve import serve
+
+    serve(models, port, text, show, complain)

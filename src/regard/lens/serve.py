@@ -1,0 +1,59 @@
+"""Serve the lens page for trained models."""
+
+import os
+import sys
+import webbrowser
+from collections.abc import Callable, Mapping, Sequence
+from threading import Timer
+from typing import TYPE_CHECKING
+from urllib.parse import urlencode
+
+from regard.errors import DataError
+from regard.runs.trained_model import TrainedModel
+from regard.serving.serve import check_installed, listen, run_server
+from regard.serving.settings import Settings
+
+if TYPE_CHECKING:
+    from fastapi import FastAPI
+
+LOOPBACK = "127.0.0.1"
+Report = Callable[[str], None]
+
+
+def serve(models: Mapping[str, TrainedModel], port: int, text: str | None, show: bool | None, report: Report) -> None:
+    """Serve the lens on loopback until the process is stopped.
+
+    The page shows the first model, beside the second if there are two, with `text` in its form. `show` opens it in a
+    browser; None opens it if there is a screen. The interfaces of `regard serve` are at the same address.
+    """
+    check_installed()
+    names = list(models)
+    view = {"m": names[0]} | ({"m2": names[1]} if len(names) == 2 else {}) | ({"q": text} if text else {})
+    with listen(LOOPBACK, port) as listener:
+        address = f"http://{LOOPBACK}:{listener.getsockname()[1]}/#{urlencode(view)}"
+
+        def extend(app: "FastAPI") -> None:
+            from regard.lens.api import add_lens  # noqa: PLC0415  # FastAPI is an optional dependency
+
+            add_lens(app)
+            report(f"the lens is at {address} (stop with Ctrl-C)")
+            if show if show is not None else has_screen():
+                Timer(1.0, webbrowser.open, [address]).start()  # the server accepts requests by then
+
+        run_server(dict(models), Settings(LOOPBACK), {}, listener, lambda _: None, extend)
+
+
+def named(runs: Sequence[TrainedModel]) -> dict[str, TrainedModel]:
+    """Return the models by the names of their folders, or by their paths if two folders have the same name."""
+    short = [run.path.resolve().name for run in runs]
+    full = [str(run.path.resolve()) for run in runs]
+    for i, path in enumerate(full):
+        if path in full[:i]:
+            raise DataError(f"{runs[i].path} is given twice; name different runs to compare them")
+    return dict(zip(short if len(set(short)) == len(short) else full, runs, strict=True))
+
+
+def has_screen() -> bool:
+    """Return whether a browser can open a window: on a desktop, and started from a terminal."""
+    desktop = sys.platform in {"win32", "darwin"} or any(os.environ.get(x) for x in ("DISPLAY", "WAYLAND_DISPLAY"))
+    return desktop and sys.stdout is not None and sys.stdout.isatty()
