@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from regard.runs.inspect import inspect
     from regard.runs.train import resume, train
     from regard.runs.trained_model import TrainedModel, load
+    from regard.serving.serve import serve
     from regard.tree import Spec, diff, replace_at, swap
 
 __version__ = "0.1.0.dev0"
@@ -37,8 +38,8 @@ __all__ = [
     "Batch", "ByteNet", "Classifier", "ConvS2S", "DataError", "DecoderOnly", "Decoding", "Encoder",
     "EncoderDecoder", "EncoderOnly", "Generator", "KernelError", "Loss", "Model", "ModelSpec", "Recurrent",
     "RegardError", "Spec", "SpecError", "Trace", "TrainedModel", "ablate", "build", "classify", "compare", "count",
-    "diff", "evaluate", "from_record", "generate", "inspect", "load", "preset", "replace_at", "resume", "score", "swap",
-    "to_record", "train", "translate",
+    "diff", "evaluate", "from_record", "generate", "inspect", "load", "preset", "replace_at", "resume", "score",
+    "serve", "swap", "to_record", "train", "translate",
 ]  # fmt: skip
 
 _HOMES = {
@@ -64,6 +65,7 @@ _HOMES = {
     "regard.runs.compare": ("compare",),
     "regard.runs.inference": ("classify", "evaluate", "generate", "score", "translate"),
     "regard.runs.inspect": ("inspect",),
+    "regard.serving.serve": ("serve",),
     "regard.tree": ("Spec", "diff", "replace_at", "swap"),
 }
 _HOME = {name: module for module, names in _HOMES.items() for name in names}

@@ -70,7 +70,14 @@ class Native(Engine):
         hypotheses: dict[int, list[Hypothesis]] = {}
         batches = by_length(inputs, batch_size)
         jobs = [
-            self.job(*([each[at] for at in places] for each in (inputs, limits, rows)), search, rules, translates)
+            self.job(
+                [inputs[at] for at in places],
+                [limits[at] for at in places],
+                [rows[at] for at in places],
+                search,
+                rules,
+                translates,
+            )
             for places in batches
         ]
         for places, results in zip(batches, search.find_each(jobs), strict=True):

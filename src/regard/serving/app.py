@@ -4,6 +4,7 @@ import logging
 import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
+from importlib.metadata import version
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -14,15 +15,14 @@ from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from regard import __version__
-from regard.errors import RegardError, lacks_memory, nearest
+from regard.errors import RegardError
 from regard.inference.engine import Engine
 from regard.runs.trained_model import TrainedModel
 from regard.serving import completions, libretranslate, operations, routes
-from regard.serving.errors import LIBRETRANSLATE, OPENAI, ClientGoneError, RequestError, body, refused
+from regard.serving.errors import LIBRETRANSLATE, OPENAI, ClientGoneError, RequestError, body, failed, refused, stopping
 from regard.serving.guard import Guard
 from regard.serving.scheduler import ClosedError
-from regard.serving.service import Service, stopping
+from regard.serving.service import Service
 from regard.serving.settings import Settings
 
 _log = logging.getLogger("regard.serving")
@@ -48,7 +48,9 @@ def create_app(
         yield
         await run_in_threadpool(service.close)
 
-    app = FastAPI(title="regard", version=__version__, summary="Translate, generate and classify.", lifespan=lifespan)
+    app = FastAPI(
+        title="regard", version=version("regard"), summary="Translate, generate and classify.", lifespan=lifespan
+    )
     app.state.service = service
     for router in (operations.router, routes.router, completions.router, libretranslate.router):
         app.include_router(router)
@@ -91,13 +93,6 @@ def _handle_errors(app: FastAPI) -> None:
         return answer(request, failed(error))
 
 
-def failed(error: BaseException) -> RequestError:
-    """Return the error for a computation that failed for a reason that the client cannot know."""
-    if lacks_memory(error):
-        return RequestError(503, "memory ran out; send less text, or use a smaller beam size", code="memory")
-    return RequestError(500, "the server failed to compute an answer; its log contains the reason", code="internal")
-
-
 def answer(request: Request, error: RequestError) -> Response:
     """Return the response for an error."""
     return JSONResponse(body(request.url.path, error), error.status, error.headers)
@@ -113,10 +108,8 @@ def invalid(path: str, error: RequestValidationError) -> RequestError:
         return RequestError(400, f"the body is not valid JSON ({reason}, character {first['loc'][-1]})")
     field = "".join(f"[{place}]" if isinstance(place, int) else f".{place}" for place in places).lstrip(".")
     field = field.encode("utf-8", "backslashreplace").decode()[:80]
-    if first["type"] == "extra_forbidden":
-        names = first.get("ctx", {}).get("names", ())
-        hint = f"; {nearest(field, names)}" if names else "; leave it out"
-        return RequestError(status, f"{field}: is no field of this request{hint}", field)
+    if first["type"] == "unknown_field":
+        return RequestError(status, first["msg"], first["ctx"]["field"])
     message = str(first["msg"]).removeprefix("Value error, ")
     message = message[:1].lower() + message[1:]
     return RequestError(status, f"{field}: {message}" if field else f"the body: {message}", field or None)
@@ -126,7 +119,7 @@ class Measured:
     """ASGI middleware that counts requests by route and status, and measures their time."""
 
     def __init__(self, app: ASGIApp, service: Service) -> None:
-        self.app, self.metrics = app, service.metrics
+        self.app, self.service, self.metrics = app, service, service.metrics
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass the request on."""
@@ -134,6 +127,7 @@ class Measured:
             await self.app(scope, receive, send)
             return
         start, status = time.perf_counter(), 500
+        self.service.accepted += 1
 
         async def observe(message: Message) -> None:
             nonlocal status
@@ -143,6 +137,7 @@ class Measured:
 
         try:
             await self.app(scope, receive, observe)
+            self.service.finished += status != GONE
         finally:
             route = getattr(scope.get("route"), "path", "other")  # a path from a request would be a label of its own
             self.metrics.requests.labels(route, str(status)).inc()

@@ -69,14 +69,9 @@ class SharedEngine(Engine):
         row: int,
         translates: bool,
     ) -> Iterator[list[Piece]]:
-        for _, piece in self.pieces([Decode(ids, search, limits, rules, row, translates, streamed=True)]):
-            yield [piece]
-
-    def pieces(self, tasks: Sequence[Decode]) -> Iterator[tuple[int, Piece]]:
-        """Decode several rows, and yield the index of a row and its new tokens after each step."""
-        self.scheduler.submit([Row(self.ticket, index, task) for index, task in enumerate(tasks)])
-        for event in self.ticket.events(len(tasks)):
-            yield event.index, event.value
+        self.scheduler.submit([Row(self.ticket, 0, Decode(ids, search, limits, rules, row, translates, True))])
+        for event in self.ticket.events(1):
+            yield [event.value]
 
 
 def submit(scheduler: Scheduler, ticket: Ticket, tasks: Sequence[Task]) -> list[Any]:
@@ -108,9 +103,11 @@ class BatchRunner:
             yield
 
     def _classify(self, rows: Sequence[Row], tasks: Sequence[Classify]) -> Iterator[None]:
-        predictions = self.run.classify([task.text for task in tasks], len(tasks))
-        for row, prediction in zip(rows, predictions, strict=True):
-            row.finish(prediction)
+        warnings: list[str] = []
+        predictions = self.run.classify([task.text for task in tasks], len(tasks), warnings.append)
+        for number, (row, prediction) in enumerate(zip(rows, predictions, strict=True), start=1):
+            line = f"line {number}: "
+            row.finish((prediction, [each.removeprefix(line) for each in warnings if each.startswith(line)]))
         yield
 
     def _find(self, rows: Sequence[Row], tasks: Sequence[Decode]) -> Iterator[None]:
@@ -135,7 +132,7 @@ class BatchRunner:
             [task.rules for task in tasks],
             tasks[0].translates,
         )
-        return replace(job, cancelled=lambda index: rows[index].ticket.cancelled)
+        return replace(job, cancelled=lambda index: rows[index].unwanted)
 
     def _decode(self, rows: Sequence[Row], tasks: Sequence[Decode], more: More) -> Iterator[None]:  # noqa: ARG002
         for finished in tasks[0].search.find_by_row(self._job(rows, tasks)):

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from regard.errors import RegardError
+from regard.errors import RegardError, lacks_memory
 
 TYPES = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error"}
 OPENAI = ("/v1/completions", "/v1/models")  # paths whose errors have the form of OpenAI
@@ -44,12 +44,26 @@ def timed_out(seconds: float) -> RequestError:
     )
 
 
+def stopping() -> RequestError:
+    """Return the error for a request that arrives while the server stops."""
+    return RequestError(503, "the server is stopping; send the request to another one", code="stopping")
+
+
 def refused(path: str, error: RegardError) -> RequestError:
     """Return the error for input that the model cannot process: 400 where OpenAI and LibreTranslate do so, or 422."""
-    if isinstance(error, RequestError):
-        return error
     status = 400 if path.startswith((*OPENAI, *LIBRETRANSLATE)) else 422
+    if isinstance(error, RequestError):
+        if error.status == 422:
+            error.status = status
+        return error
     return RequestError(status, " ".join(str(error).split()), getattr(error, "path", None) or None)
+
+
+def failed(error: BaseException) -> RequestError:
+    """Return the error for a computation that failed for a reason that the client cannot know."""
+    if lacks_memory(error):
+        return RequestError(503, "memory ran out; send less text, or use a smaller beam size", code="memory")
+    return RequestError(500, "the server failed to compute an answer; its log contains the reason", code="internal")
 
 
 def body(path: str, error: RequestError) -> dict[str, Any]:

@@ -1,19 +1,13 @@
 """The metrics of the server, in the format of Prometheus."""
 
 from collections.abc import Iterable, Iterator
-from typing import Any, Protocol
+from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessCollector, generate_latest
 from prometheus_client.core import GaugeMetricFamily
 
 SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-
-
-class Watched(Protocol):
-    """An object whose models have queues."""
-
-    models: Any
 
 
 class Metrics:
@@ -39,7 +33,7 @@ class Metrics:
             "regard_batch_rows", "Rows in a batch when it starts.", ("model",), buckets=SIZES, registry=self.registry
         )
 
-    def watch(self, service: Watched) -> None:
+    def watch(self, service: Any) -> None:
         """Report the lengths of the queues of a service."""
         self.registry.register(Queues(service))
 
@@ -51,7 +45,7 @@ class Metrics:
 class Queues:
     """Collects the numbers of requests and rows of every model when the metrics are read."""
 
-    def __init__(self, service: Watched) -> None:
+    def __init__(self, service: Any) -> None:
         self.service = service
 
     def describe(self) -> Iterable[GaugeMetricFamily]:

@@ -1,11 +1,11 @@
 """Routes for the operator of the server: health and metrics."""
 
+from importlib.metadata import version
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Request, Response
 from pydantic import BaseModel
 
-from regard import __version__
 from regard.serving.metrics import CONTENT_TYPE
 from regard.serving.service import Service
 
@@ -71,7 +71,7 @@ def health(service: Serving) -> Health:
             command=model.command, weights=model.weights, languages=pair, active=model.active, waiting=waiting,
             running=running,
         )  # fmt: skip
-    return Health(status="ok", version=__version__, models=models)
+    return Health(status="ok", version=version("regard"), models=models)
 
 
 @router.get("/metrics", response_class=Response, responses={200: {"content": {"text/plain": {}}}, 401: ERRORS[401]})

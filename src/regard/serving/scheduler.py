@@ -183,7 +183,7 @@ class Scheduler:
         self._end(batch.left, error)
 
     def _end(self, left: list[Row], error: BaseException) -> None:
-        """Give rows without a result the error, or compute them again by ticket if another ticket may have caused it."""
+        """Give rows without a result the error. If another ticket may have caused it, compute them again by ticket."""
         tickets = list(dict.fromkeys(row.ticket for row in left if not row.ticket.cancelled))
         for ticket in tickets:
             rows = [row for row in left if row.ticket is ticket]

@@ -18,12 +18,13 @@ from regard.decoding.hypothesis import SpecialTokens
 from regard.errors import nearest
 from regard.inference.engine import Engine
 from regard.inference.native import Native
+from regard.inference.text import Output
 from regard.models.base import Generator
 from regard.runs.trained_model import TrainedModel
 from regard.serving.engine import BatchRunner, SharedEngine, submit
 from regard.serving.errors import ClientGoneError, RequestError, busy, timed_out
 from regard.serving.metrics import Metrics
-from regard.serving.scheduler import ClosedError, Scheduler
+from regard.serving.scheduler import Scheduler
 from regard.serving.settings import Pair, Settings
 from regard.serving.ticket import Call, Ticket
 
@@ -83,6 +84,7 @@ class Service:
     ) -> None:
         """`engines` are the engines of the models that the native engine does not compute."""
         self.settings, self.metrics = settings, Metrics()
+        self.accepted = self.finished = 0  # requests that passed the checks of `Guard`, and those that were answered
         self.models = {name: self._served(name, run, (engines or {}).get(name)) for name, run in models.items()}
         # One thread per admitted request: it encodes the text, waits for the scheduler, and decodes the ids.
         self.threads = ThreadPoolExecutor(settings.queue * max(len(models), 1), "request")
@@ -116,7 +118,7 @@ class Service:
 
     def translators(self) -> Sequence[ServedModel]:
         """Return the translation models whose languages are known."""
-        return [model for model in self.models.values() if model.pair is not None and model.command == "translate"]
+        return [model for model in self.models.values() if model.pair is not None]
 
     def admit(self, model: ServedModel) -> Ticket:
         """Count a request, and return its ticket; raise RequestError if the queue of the model is full."""
@@ -160,6 +162,11 @@ class Service:
         work.add_done_callback(over)
         return work
 
+    def count(self, model: ServedModel, outputs: Sequence[Sequence[Output]]) -> None:
+        """Add the tokens of outputs to the metrics."""
+        self.metrics.read.labels(model.name).inc(sum(len(best[0].read) for best in outputs if best))
+        self.metrics.written.labels(model.name).inc(sum(len(output.ids) for best in outputs for output in best))
+
     def close(self) -> None:
         """Compute everything that was admitted, and stop all threads."""
         closing = [threading.Thread(target=model.scheduler.close) for model in self.models.values()]
@@ -176,11 +183,3 @@ async def disconnected(request: Request) -> None:
         message = await request.receive()
         if message["type"] == "http.disconnect":
             return
-
-
-def stopping() -> RequestError:
-    """Return the error for a request that arrives while the server stops."""
-    return RequestError(503, "the server is stopping; send the request to another one", code="stopping")
-
-
-__all__ = ["ClosedError", "ServedModel", "Service", "disconnected", "stopping"]

@@ -4,8 +4,10 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic_core import PydanticCustomError
 
+from regard.errors import nearest
 from regard.inference.text import Output
 from regard.runs.decode import TextDecoder, text_decoder
 from regard.serving.errors import RequestError
@@ -13,23 +15,44 @@ from regard.serving.service import ServedModel
 from regard.serving.settings import Settings
 from regard.serving.ticket import Ticket
 
+SURROGATE = re.compile("[\ud800-\udfff]")
 LINE = re.compile(r"^line (\d+): ")
 
 
-def clean(text: str) -> str:
-    """Return `text`; raise ValueError if it contains a character that no text may contain."""
-    if "\0" in text:
-        raise ValueError("contains a NUL character (U+0000); remove it")
+def clean(text: Any) -> Any:
+    """Return `text`; raise ValueError for a string with a character that no text may contain."""
+    if isinstance(text, str):
+        if "\0" in text:
+            raise ValueError("contains a NUL character (U+0000); remove it")
+        if SURROGATE.search(text):
+            raise ValueError("contains half a character (a lone surrogate); repair it")
     return text
 
 
-Text = Annotated[str, AfterValidator(clean)]
+def listed(texts: Any) -> Any:
+    """Return a list with `texts` as its only element if that is a string."""
+    return [texts] if isinstance(texts, str) else texts
+
+
+Text = Annotated[str, BeforeValidator(clean)]
+Texts = Annotated[list[Text], BeforeValidator(listed, json_schema_input_type=str | list[str])]
 
 
 class Body(BaseModel):
     """Base class of the bodies of requests. Fields with other names are refused."""
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="forbid")  # for the OpenAPI description; `known_fields` has the better message
+
+    @model_validator(mode="before")
+    @classmethod
+    def known_fields(cls, values: Any) -> Any:
+        """Return `values`; raise an error for a field that is not known, with the most similar name."""
+        for name in values if isinstance(values, dict) else ():
+            if name not in cls.model_fields:
+                shown = str(name).encode("utf-8", "backslashreplace").decode()[:80]
+                message = f"{shown!r} is no field of this request; {nearest(shown, cls.model_fields)}"
+                raise PydanticCustomError("unknown_field", "{message}", {"message": message, "field": shown})
+        return values
 
 
 class SearchFields(Body):

@@ -7,14 +7,14 @@ from queue import SimpleQueue
 from typing import Any, NamedTuple
 
 from regard.decoding.constraints import TokenConstraints
-from regard.decoding.hypothesis import Hypothesis, Limits, Piece
+from regard.decoding.hypothesis import Limits, Piece
 from regard.decoding.search import Search
 
 
 class Event(NamedTuple):
     """A result for one row of a ticket: a piece of an output, the whole result, or an error."""
 
-    index: int
+    row: int
     value: Any = None
     last: bool = True
     error: BaseException | None = None
@@ -54,7 +54,7 @@ class Ticket:
 
     def results(self, rows: int) -> list[Any]:
         """Wait for `rows` rows, and return their results in the order of their indices."""
-        results = {event.index: event.value for event in self.events(rows) if event.last}
+        results = {event.row: event.value for event in self.events(rows) if event.last}
         return [results[index] for index in range(rows)]
 
 
@@ -119,6 +119,12 @@ class Row:
     task: Task
     done: bool = False
     begun: bool = False  # a part of the result was sent
+    dropped: bool = False  # the rest of the result is not needed
+
+    @property
+    def unwanted(self) -> bool:
+        """True if the computation of the row can end now."""
+        return self.dropped or self.ticket.cancelled
 
     def finish(self, result: Any) -> None:
         """Store the result."""
@@ -134,6 +140,3 @@ class Row:
         """Store the error with which the computation ended."""
         self.done = True
         self.ticket.put(Event(self.index, error=error))
-
-
-Results = list[list[Hypothesis]]
