@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from regard.presets import preset
     from regard.runs.compare import compare
     from regard.runs.inference import classify, evaluate, generate, score, translate
-    from regard.runs.inspect import inspect
+    from regard.runs.inspect import attention, inspect
     from regard.runs.train import resume, train
     from regard.runs.trained_model import TrainedModel, load
     from regard.serving.serve import serve
@@ -37,9 +37,9 @@ __version__ = "0.1.0.dev0"
 __all__ = [
     "Batch", "ByteNet", "Classifier", "ConvS2S", "DataError", "DecoderOnly", "Decoding", "Encoder",
     "EncoderDecoder", "EncoderOnly", "Generator", "KernelError", "Loss", "Model", "ModelSpec", "Recurrent",
-    "RegardError", "Spec", "SpecError", "Trace", "TrainedModel", "ablate", "build", "classify", "compare", "count",
-    "diff", "evaluate", "from_record", "generate", "inspect", "load", "preset", "replace_at", "resume", "score",
-    "serve", "swap", "to_record", "train", "translate",
+    "RegardError", "Spec", "SpecError", "Trace", "TrainedModel", "ablate", "attention", "build", "classify",
+    "compare", "count", "diff", "evaluate", "from_record", "generate", "inspect", "load", "preset", "replace_at",
+    "resume", "score", "serve", "swap", "to_record", "train", "translate",
 ]  # fmt: skip
 
 _HOMES = {
@@ -64,7 +64,7 @@ _HOMES = {
     "regard.runs.train": ("resume", "train"),
     "regard.runs.compare": ("compare",),
     "regard.runs.inference": ("classify", "evaluate", "generate", "score", "translate"),
-    "regard.runs.inspect": ("inspect",),
+    "regard.runs.inspect": ("attention", "inspect"),
     "regard.serving.serve": ("serve",),
     "regard.tree": ("Spec", "diff", "replace_at", "swap"),
 }

@@ -15,6 +15,7 @@ from regard.demo.corpus import Example, generate
 from regard.errors import DataError
 from regard.evaluation import metrics
 from regard.inspection import render
+from regard.inspection.picture import heat_map
 from regard.inspection.record import attention
 from regard.planner import threads
 from regard.recipe.recipe import request_from_record
@@ -151,7 +152,7 @@ def _draw_attention(trained: TrainedModel, test: Sequence[Example], outputs: Seq
     )
     console.print(render.terminal(weights, rows, columns, console.width), markup=False)
     path = trained.path / "attention.png"
-    render.png(weights, rows, columns, path, f"{example.source}  \u2192  {example.target}")
+    heat_map(weights, rows, columns, path, f"{example.source}  \u2192  {example.target}")
     return path
 
 

@@ -61,7 +61,7 @@ def layer_of(
 ) -> Float[Tensor, "H T S"]:
     """Return the weights of one layer, which is counted from 0; -1 is the last recorded one."""
     if not attention:
-        raise SpecError("kind", f"no attention is recorded, so there is no {kind!r}")
+        raise SpecError("kind", "no attention is recorded: the model has none, or it was left out (keep)")
     if kind not in attention:
         raise SpecError("kind", f"there is no {kind!r} attention; {nearest(kind, attention)}")
     numbers = list(layers[kind])

@@ -1,7 +1,9 @@
 """Everything that one forward pass computes for one text: attention, routing, hidden states and predictions."""
 
+import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,8 +18,10 @@ from regard.inspection.logit_lens import LensLayer, head_of, lens_states
 from regard.inspection.matrix import Axes, Matrix, head_of_layer, layer_of
 from regard.inspection.predictions import Prediction, predictions
 from regard.inspection.record import evaluation, recorded_states
+from regard.inspection.saving import save
 from regard.inspection.selection import LIMIT, Budget, Selection, SelectiveTrace
 from regard.inspection.sides import Sides, only_row
+from regard.inspection.words import joined
 from regard.models.base import Classifier, Generator, LanguageModel, Model
 from regard.models.encoder_only import MaskedLMModel
 
@@ -78,6 +82,22 @@ class Recording:
         """The tokens and words that the rows and columns of attention stand for."""
         return Axes(self.tokens, self.words)
 
+    def to_words(self) -> "Recording":
+        """Return the attention between words instead of tokens: a recording of attention whose tokens are words."""
+        return Recording(
+            tokens={side: joined(tokens, self.words[side]) for side, tokens in self.tokens.items()},
+            words={side: list(range(words[-1] + 1)) for side, words in self.words.items()},
+            ids={},
+            attention={k: [self.axes.by_word(k, x) for x in layers] for k, layers in self.attention.items()},
+            routing={},
+            states={},
+            norms={},
+            predictions=(),
+            logit_lens=(),
+            layers={kind: self.layers[kind] for kind in self.attention},
+            notes=self.notes,
+        )
+
     def draw(
         self, kind: str | None = None, layer: int = -1, head: int | None = None, words: bool = False, width: int = 80
     ) -> str:
@@ -85,8 +105,27 @@ class Recording:
 
         `kind` is a key of `attention`, by default the last one. If `head` is None, the mean over all heads is drawn.
         """
-        found = self.matrix(kind or next(iter([*self.attention][-1:]), ""), layer, head, words)
+        found = self.matrix(self.kind_of(kind), layer, head, words)
         return render.terminal(found.weights.cpu(), found.rows, found.columns, width)
+
+    def save(
+        self,
+        path: str | os.PathLike[str],
+        kind: str | None = None,
+        layer: int | None = None,
+        head: int | None = None,
+        words: bool = False,
+    ) -> None:
+        """Write attention to a PNG or SVG picture, or the recording to a JSON file, as the ending of `path` names.
+
+        A picture has one matrix if `layer` and `head` are given, and otherwise a grid: a row per layer, a column per
+        head. `kind` is a key of `attention`, by default the last one. Pictures need matplotlib.
+        """
+        save(self, Path(path), kind, layer, head, words)
+
+    def kind_of(self, kind: str | None) -> str:
+        """Return the kind of attention, by default the last one that is recorded."""
+        return next(iter([*self.attention][-1:]), "") if kind is None else kind
 
     def to_dict(self, states: bool = False) -> dict[str, Any]:
         """Return the recording as a dict for JSON. Numbers are rounded to 4 significant digits.
@@ -125,6 +164,7 @@ def record(  # noqa: PLR0913  # the parts of one recording
     sides = Sides.of(model, one, tokenizers or {}, labels)
     with evaluation(model):
         output, trace, states = _forward(model, one, selection, limit)
+        trace.check()
         predicted, lens, notes = _predictions(model, one, output, states, selection, sides, top)
     kept = {side: list(layers) for side, layers in states.items()} if "states" in selection.parts else {}
     norms = {side: [x.norm(dim=-1) for x in layers] for side, layers in states.items()}

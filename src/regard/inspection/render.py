@@ -1,11 +1,7 @@
-"""Heat maps of attention weights for a terminal or as PNG files. Rows are queries (T), columns are keys (S)."""
+"""Heat maps of attention weights for a terminal. Rows are queries (T), columns are keys (S)."""
 
-import os
 import unicodedata
 from collections.abc import Callable, Iterator, Sequence
-from io import BytesIO
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -14,7 +10,6 @@ from rich.cells import cell_len, set_cell_size
 from torch import Tensor
 
 from regard.errors import DataError, SpecError
-from regard.files import temporary
 
 SHADES = " \u2591\u2592\u2593\u2588"
 ELLIPSIS = "\u2026"
@@ -32,8 +27,8 @@ def terminal(weights: Weights, rows: Sequence[str], columns: Sequence[str], widt
     """
     if width < NARROWEST:
         raise SpecError("width", f"must be at least {NARROWEST} cells, not {width}")
-    matrix, low, high = _matrix(weights, rows, columns)
-    sides = [_fit(readable(row), width // 3) for row in rows]
+    matrix, low, high = checked(weights, rows, columns)
+    sides = [fit(readable(row), width // 3) for row in rows]
     heads = [readable(column) for column in columns]
     steps, names = len(SHADES) - 1, ("blank", *SHADES[1:])
     span = high - low
@@ -52,7 +47,7 @@ def terminal(weights: Weights, rows: Sequence[str], columns: Sequence[str], widt
 def _flow(entries: Sequence[str], width: int) -> Iterator[str]:
     """Arrange the entries, separated by spaces, in lines of at most `width` terminal cells, and yield the lines."""
     line = ""
-    for entry in (_fit(entry, width) for entry in entries):
+    for entry in (fit(entry, width) for entry in entries):
         if line and cell_len(line) + 3 + cell_len(entry) > width:
             yield line
             line = ""
@@ -84,80 +79,6 @@ def _numbered(sides: list[str], heads: list[str], shades: list[list[str]], width
     yield from _flow([f"{number} {head}" for number, head in enumerate(heads, start=1)], width)
 
 
-def png(
-    weights: Weights, rows: Sequence[str], columns: Sequence[str], path: str | os.PathLike[str], title: str = ""
-) -> None:
-    """Write a heat map with a colour bar to the PNG file `path` atomically. This needs matplotlib."""
-    try:
-        # matplotlib is an optional dependency. Without pyplot, figures have no global state and no window.
-        from matplotlib.backends.backend_agg import FigureCanvasAgg  # noqa: PLC0415
-        from matplotlib.figure import Figure  # noqa: PLC0415
-    except ImportError:
-        raise SpecError("", "a PNG needs the package matplotlib: pip install 'regard[demo]'") from None
-    matrix, low, high = _matrix(weights, rows, columns)
-    # The width and height of a cell in inches. No image is larger than about 40 inches.
-    across, down = (min(0.3, 40 / len(labels)) for labels in (columns, rows))
-    figure = Figure(figsize=(2 + across * len(columns), 1 + down * len(rows)), dpi=150)
-    FigureCanvasAgg(figure)
-    axes = figure.subplots()
-    image = axes.imshow(
-        matrix, cmap="Blues", vmin=low, vmax=high if high > low else 1.0, aspect="auto", interpolation="nearest"
-    )
-    figure.colorbar(image, ax=axes, fraction=0.04, pad=0.03, label="attention weight").outline.set_visible(False)
-    for count, axis in ((len(columns), axes.xaxis), (len(rows), axes.yaxis)):
-        axis.set_ticks(np.arange(count - 1) + 0.5, minor=True)
-    axes.grid(which="minor", color="white", linewidth=min(1.5, 5 * min(across, down)))
-    axes.spines[:].set_visible(False)
-    families, known = _fonts("".join((*rows, *columns, title)))
-    plain: dict[str, Any] = {"fontfamily": families, "parse_math": False, "usetex": False}
-    labels = [[_fit(readable(text, known), 40) for text in texts] for texts in (columns, rows)]
-    sizes = [min(9.0, 72 * 0.7 * cell) for cell in (across, down)]
-    axes.set_xticks(range(len(columns)), labels[0], rotation=90, fontsize=sizes[0], **plain)
-    axes.set_yticks(range(len(rows)), labels[1], fontsize=sizes[1], **plain)
-    axes.xaxis.tick_top()
-    axes.tick_params(which="both", length=0)
-    axes.set_title(readable(title, known), fontsize=11, pad=10, **plain)
-    buffer = BytesIO()
-    figure.savefig(buffer, format="png", bbox_inches="tight")
-    path = Path(path)
-    making = temporary(path)
-    try:
-        try:
-            making.write_bytes(buffer.getvalue())
-            making.replace(path)
-        finally:
-            making.unlink(missing_ok=True)
-    except OSError as error:
-        raise DataError(f"cannot write {path}: {error.strerror}") from None
-
-
-def _fonts(text: str) -> tuple[list[str], Callable[[str], bool]]:
-    """Return font families for a text, and a function that returns True for the characters in these fonts.
-
-    The caller writes all other characters as escape codes, because matplotlib would warn and draw a box for each.
-    """
-    from matplotlib import font_manager, get_data_path  # noqa: PLC0415  # an extra
-
-    def characters(family: str) -> set[int]:
-        # A family can have several files: select the one that matplotlib will draw with.
-        path = font_manager.findfont(font_manager.FontProperties(family=[family]))
-        return set(font_manager.get_font(path).get_charmap())
-
-    def usable(font: font_manager.FontEntry) -> bool:
-        # The other fonts of matplotlib are for formulas and placeholders.
-        return font.style == "normal" and font.weight == 400 and not font.fname.startswith(get_data_path())
-
-    families = ["DejaVu Sans"]  # comes with matplotlib
-    known = characters(families[0])
-    missing = {ord(character) for character in text if character.isprintable()} - known
-    for family in sorted({font.name for font in font_manager.fontManager.ttflist if usable(font)}):
-        if missing & (added := characters(family) if missing else set()):
-            families.append(family)
-            known |= added
-            missing -= added
-    return families, lambda character: ord(character) in known
-
-
 def readable(label: str, known: Callable[[str], bool] = str.isprintable) -> str:
     """Return a label in which escape codes replace the characters that cannot be drawn.
 
@@ -171,12 +92,12 @@ def readable(label: str, known: Callable[[str], bool] = str.isprintable) -> str:
     return ("\u25cc" if known("\u25cc") else " ") + text
 
 
-def _fit(text: str, cells: int) -> str:
+def fit(text: str, cells: int) -> str:
     """Return a text, truncated with an ellipsis if it is wider than `cells`."""
     return text if cell_len(text) <= cells else set_cell_size(text, cells - 1).rstrip() + ELLIPSIS
 
 
-def _matrix(
+def checked(
     weights: Tensor | np.ndarray, rows: Sequence[str], columns: Sequence[str]
 ) -> tuple[Float[np.ndarray, "T S"], float, float]:
     """Return the checked weights, min(0, lowest weight), and max(0, highest weight)."""

@@ -31,9 +31,9 @@ class Selection:
         """
         names = PARTS if keep is None else (keep,) if isinstance(keep, str) else tuple(keep)
         for name in names:
-            if name not in PARTS and name not in KINDS:
+            if name not in PARTS and "." not in name:
                 raise SpecError("keep", f"there is no part {name!r} of a recording; {nearest(name, (*PARTS, *KINDS))}")
-        kinds = frozenset(name for name in names if name in KINDS)
+        kinds = frozenset(name for name in names if "." in name)
         parts = frozenset(name for name in names if name in PARTS) | ({"attention"} if kinds else set())
         numbers = None if layers is None else frozenset(layers)
         negative = sorted(number for number in numbers or () if number < 0)
@@ -98,6 +98,18 @@ class SelectiveTrace(Trace):
         self.budget.claim(shape, self.size, f"the attention weights of {name}, layer {layer},")
         self.layers.setdefault(name, []).append(layer)
         return True
+
+    def check(self) -> None:
+        """Raise an error if a selected kind or layer of attention, or layer of experts, does not exist."""
+        kinds = [kind for kind in self.seen if kind not in self.routes]
+        for kind in sorted(self.selection.kinds or ()):
+            if kind not in kinds:
+                hint = nearest(kind, kinds) if kinds else "this model has no attention"
+                raise SpecError("kind", f"there is no {kind!r} attention; {hint}")
+        most = max(self.seen.values(), default=0)
+        missing = sorted(layer for layer in self.selection.layers or () if layer >= most)
+        if missing and most and self.selection.parts & {"attention", "routing"}:
+            raise SpecError("layer", f"there is no layer {missing[0]}; the model has {most}, counted from 0")
 
     def route(self, name: str, chosen: Int[Tensor, "B T H K"], weights: Float[Tensor, "B T H K"], total: int) -> None:
         layer = self.seen.get(name, 0)

@@ -14,6 +14,7 @@ from regard.data.token_store import Table
 from regard.errors import DataError, SpecError, nearest
 from regard.inspection import render
 from regard.inspection.recording import UNKNOWN, Recording, record
+from regard.inspection.saving import check_path
 from regard.inspection.selection import LIMIT
 from regard.runs.options import LoadOptions
 
@@ -112,16 +113,37 @@ def inspect(
     return record(loaded.model, batch_of(loaded, text, target), tokenizers=loaded.tokenizers, labels=labels, **chosen)
 
 
-def attention(run: "TrainedModel", text: str, target: str | None = None) -> Attention:
-    """Return the attention weights for a text; see `TrainedModel.attention`."""
-    recording = inspect(run, text, target, keep=["attention"])
-    return Attention(recording.tokens, recording.attention)
+def attention(
+    run: "str | Path | TrainedModel",
+    text: str,
+    target: str | None = None,
+    *,
+    kind: str | None = None,
+    layer: int | None = None,
+    head: int | None = None,
+    words: bool = False,
+    out: str | Path | None = None,
+    **options: Unpack[LoadOptions],
+) -> Recording:
+    """Return the attention for a text, and write it to the PNG, SVG or JSON file `out` if one is given.
 
+        regard.attention("runs/mine", "How are you?", out="attention.svg")
+        print(regard.attention("runs/mine", "How are you?").draw("decoder.cross", layer=2))
 
-def hidden_states(run: "TrainedModel", text: str, target: str | None = None) -> HiddenStates:
-    """Return the hidden states for a text; see `TrainedModel.hidden_states`."""
-    recording = inspect(run, text, target, keep=["states"])
-    return HiddenStates(recording.tokens, recording.states)
+    `kind`, such as "decoder.cross", `layer` and `head` (counted from 0) select what is drawn. Without layer and head, a
+    picture has a row per layer and a column per head. `words` joins the subwords of each word. The other parameters are
+    those of `regard.inspect`.
+    """
+    if out is not None:
+        check_path(Path(out))
+    keep, layers = [kind or "attention"], None if layer is None else [layer]
+    recording = inspect(run, text, target, keep=keep, layers=layers, **options)
+    if not recording.attention:
+        raise DataError("this model has no attention; regard.inspect records its states and predictions")
+    recording.weights(recording.kind_of(kind), -1 if layer is None else layer, head)  # raises an error if missing
+    if out is not None:
+        recording.save(out, kind, layer, head, words)
+    return recording
 
 
 def batch_of(run: "TrainedModel", text: str, target: str | None = None) -> Batch:

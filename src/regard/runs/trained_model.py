@@ -319,14 +319,16 @@ class TrainedModel:
 
         The decoder of a translation model reads `target`, by default the model's own translation of the text.
         """
-        return inspect.attention(self, text, target)
+        recording = inspect.inspect(self, text, target, keep=["attention"])
+        return Attention(recording.tokens, recording.attention)
 
     def hidden_states(self, text: str, target: str | None = None) -> HiddenStates:
         """Return the hidden states for a text, and the tokens of the text.
 
         The decoder of a translation model reads `target`, by default the model's own translation of the text.
         """
-        return inspect.hidden_states(self, text, target)
+        recording = inspect.inspect(self, text, target, keep=["states"])
+        return HiddenStates(recording.tokens, recording.states)
 
     def export(
         self, to: str = NAME, quantize: str | None = None, out: str | Path | None = None, force: bool = False

@@ -11,7 +11,8 @@ import torch
 from rich.cells import cell_len
 
 from regard.errors import DataError, SpecError
-from regard.inspection.render import png, readable, terminal
+from regard.inspection.picture import heat_map as png
+from regard.inspection.render import readable, terminal
 
 STRANGE = [
     "我们",
@@ -213,4 +214,4 @@ def test_missing_matplotlib_error_names_the_extra(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr(builtins, "__import__", absent)
     with pytest.raises(SpecError) as caught:
         png(weights(1, 1), ["a"], ["x"], tmp_path / "a.png")
-    assert str(caught.value) == "a PNG needs the package matplotlib: pip install 'regard[demo]'"
+    assert str(caught.value) == "a picture needs the package matplotlib: pip install 'regard[plot]'"
