@@ -267,6 +267,8 @@ class _Writer:
         require(where, position, T5Bias, ALiBi, Rotary, Shaw)
         if isinstance(position, ALiBi) and side == "encoder":
             raise refusal(where, f"{position.kind!r} in an encoder")
+        if isinstance(position, ALiBi) and position.slopes is not None:
+            raise refusal(f"{where}.slopes", "slopes other than those of the paper")
         if isinstance(position, T5Bias) and branch.position is not None:
             raise refusal(where, f"{position.kind!r} of a layer's own")
         if position is not None and self.spec.input.position is not None:

@@ -71,8 +71,8 @@ def loss_without(model: Model, batches: Iterable[Batch], heads: Iterable[Head]) 
         return mean_loss(model, batches)
 
 
-def ranked(importance: Importance, by_layer: bool = False) -> list[Head]:
-    """Return all heads, the least important first.
+def head_values(importance: Importance, by_layer: bool = False) -> dict[Head, float]:
+    """Return the importance of every head, the least important first.
 
     With `by_layer`, the values of a layer are first divided by their Euclidean norm (Molchanov et al. 2017), as Michel
     et al. 2019 do for gradients, because gradients of different layers have different magnitudes.
@@ -82,7 +82,7 @@ def ranked(importance: Importance, by_layer: bool = False) -> list[Head]:
         for n, layer in enumerate(layers):
             scaled = layer / layer.norm().clamp(min=1e-30) if by_layer else layer
             values |= {Head(kind, n, h): value for h, value in enumerate(scaled.tolist())}
-    return sorted(values, key=lambda head: values[head])
+    return dict(sorted(values.items(), key=lambda item: item[1]))
 
 
 @contextmanager

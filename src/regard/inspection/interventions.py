@@ -96,6 +96,30 @@ def all_heads(model: Model) -> list[Head]:
     return [Head(kind, layer, head) for kind, each in counts for layer, H in enumerate(each) for head in range(H)]
 
 
+def check_heads(model: Model, heads: Iterable[Head | tuple[str, int, int]]) -> None:
+    """Raise a SpecError if the model lacks one of the heads."""
+    layers = attention_layers(model)
+    for head in heads:
+        _check_kind(head[0], layers)
+        _check_head(Head(*head), layers[head[0]])
+
+
+def _check_kind(kind: str, layers: Mapping[str, Sequence[AttentionLayer]]) -> None:
+    if kind not in layers:
+        known = nearest(kind, layers) if layers else "this model has no attention heads"
+        raise SpecError("heads", f"there is no {kind!r} attention; {known}")
+
+
+def _check_head(head: Head, layers: Sequence[AttentionLayer]) -> None:
+    if not (0 <= head.layer < len(layers) and 0 <= head.head < layers[head.layer].heads):
+        counts = ", ".join(str(layer.heads) for layer in layers)
+        raise SpecError(
+            "heads",
+            f"there is no head {head}: the numbers of heads of the {len(layers)} layers are {counts}, and layers and "
+            "heads are counted from 0",
+        )
+
+
 def switched_off(heads: Iterable[Head | tuple[str, int, int]]) -> Factors:
     """Return factors for `scaled_heads` that switch the given heads off."""
     factors: dict[str, dict[tuple[int, int], float]] = {}
@@ -228,21 +252,13 @@ def _attribute(owner: nn.Module, name: str, value: Any) -> Iterator[None]:
 
 def _per_layer(kind: str, given: Any, layers: Mapping[str, Sequence[AttentionLayer]]) -> list[Tensor | None]:
     """Return the factors of every layer of one kind, or None for a layer without factors."""
-    if kind not in layers:
-        known = nearest(kind, layers) if layers else "this model has no attention heads"
-        raise SpecError("factors", f"there is no {kind!r} attention; {known}")
+    _check_kind(kind, layers)
     each = layers[kind]
     if not isinstance(given, Mapping):
         return _checked(kind, list(given), each)
     tensors: list[Tensor | None] = [None] * len(each)
     for (layer, head), factor in given.items():
-        if not (0 <= layer < len(each) and 0 <= head < each[layer].heads):
-            counts = ", ".join(str(one.heads) for one in each)
-            raise SpecError(
-                "factors",
-                f"there is no head {Head(kind, layer, head)}: the numbers of heads of the {len(each)} layers are "
-                f"{counts}, and layers and heads are counted from 0",
-            )
+        _check_head(Head(kind, layer, head), each)
         if not math.isfinite(factor):
             raise SpecError(
                 "factors", f"the factor of head {Head(kind, layer, head)} is {factor}; give a finite number"

@@ -98,21 +98,27 @@ class ALiBi(Position):
     """Press et al. 2022: score - m_h * |i - j|, with the constant slope m_h = 2^(-8h / H) in head h of H.
 
     If H is not a power of two, the slopes are those for the next smaller power of two, followed by every second slope
-    for the next larger one, as in the paper's code.
+    for the next larger one, as in the paper's code. `slopes` replaces these constants, for example by those of the
+    heads that remain after pruning.
     """
 
     kind = "alibi"
+    slopes: tuple[float, ...] | None = None  # one per head; None: the slopes of the paper
 
     def build(self, site: Site) -> PositionTerms:
-        return ALiBiModule(site.heads)
+        slopes = alibi_slopes(site.heads) if self.slopes is None else list(self.slopes)
+        site.require(
+            len(slopes) == site.heads, "slopes", f"there are {len(slopes)} slopes for {site.heads} heads; give one each"
+        )
+        return ALiBiModule(slopes)
 
 
 class ALiBiModule(PositionTerms):
     slopes: Tensor
 
-    def __init__(self, heads: int) -> None:
+    def __init__(self, slopes: list[float]) -> None:
         super().__init__()
-        self.register_buffer("slopes", torch.tensor(alibi_slopes(heads)), persistent=False)
+        self.register_buffer("slopes", torch.tensor(slopes), persistent=False)
 
     def forward(self, view: View) -> Terms:  # noqa: ARG002
         return Terms(by_distance=self.bias)
