@@ -16,7 +16,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check -qq
 PYTEST := $(BIN)/python -m pytest -q --no-header --tb=short --maxfail=20
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check bench bench-data bench-train bench-decode bench-endless bench-sparse bench-text bench-defaults bench-defaults-gpu needs-data speed length documents docs test-kills test-margins coverage test-oracles test-gpu table ladder record bytes clean
+.PHONY: help setup demo test check bench bench-data bench-train bench-decode bench-endless bench-sparse bench-text bench-defaults bench-defaults-gpu needs-data speed length documents docs test-kills test-margins coverage test-oracles test-gpu test-browser table ladder record bytes clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "%-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -38,11 +38,11 @@ demo: $(STAMP) ## train and use a small model in front of you
 
 # Two workers with one thread each: more threads than cores make both slower.
 test: $(STAMP) ## the tests that CI runs (more options: PYTEST_ARGS=...)
-	OMP_NUM_THREADS=1 $(PYTEST) -n 2 --dist worksteal -m "not gpu" --ignore=tests/oracles $(PYTEST_ARGS)
+	OMP_NUM_THREADS=1 $(PYTEST) -n 2 --dist worksteal -m "not gpu" --ignore=tests/oracles --ignore=tests/browser $(PYTEST_ARGS)
 
 # Not part of `make test`: tracing takes 1.6 times as long with Python 3.11.
 coverage: $(STAMP) ## the tests of `make test`, and which lines they never run
-	OMP_NUM_THREADS=1 $(PYTEST) -n 2 --dist worksteal -m "not gpu" --ignore=tests/oracles --cov $(PYTEST_ARGS)
+	OMP_NUM_THREADS=1 $(PYTEST) -n 2 --dist worksteal -m "not gpu" --ignore=tests/oracles --ignore=tests/browser --cov $(PYTEST_ARGS)
 
 check: $(STAMP) ## format, lint, types, spelling
 	$(BIN)/ruff format --check .
@@ -117,6 +117,11 @@ test-oracles: $(STAMP) ## compare with older reference toolkits (installs them)
 	@$(PIP) install --no-deps cython
 	@$(PIP) install --no-deps --no-build-isolation -r requirements-oracles.txt
 	TRITON_INTERPRET=1 $(PYTEST) -W default -m oracle tests/oracles $(PYTEST_ARGS)
+
+test-browser: $(STAMP) ## the lens in headless Chromium (two minutes)
+	@command -v chromium >/dev/null && command -v chromedriver >/dev/null || \
+	  { echo "the browser tests need chromium and its driver: apt-get install chromium chromium-driver" >&2; exit 1; }
+	OMP_NUM_THREADS=1 $(PYTEST) tests/browser $(PYTEST_ARGS)
 
 # Needs $REGARD_DATA (recipes/README.md) and a GPU_PYTHON with a CUDA build of torch. Runs that are done are never
 # repeated, so it may be stopped at any time.

@@ -5,8 +5,8 @@ from typing import Annotated
 
 import typer
 
-from regard.cli.base import INSIDE, complain
-from regard.cli.options import Loading, command
+from regard.cli.base import INSIDE, Device, Threads, TrustCode, complain, set_threads
+from regard.cli.options import Average, command
 from regard.errors import SpecError
 
 MOST = 8  # models of one page
@@ -16,7 +16,6 @@ RunsArgument = Annotated[list[str], typer.Argument(metavar="RUN [RUN2]", help="F
 @command(INSIDE)
 def lens(
     runs: RunsArgument,
-    loading: Loading,
     text: Annotated[
         str | None, typer.Option(metavar="TEXT", help="Text to begin with. Default: a validation example.")
     ] = None,
@@ -31,6 +30,10 @@ def lens(
         bool | None,
         typer.Option("--open/--no-open", help="Open the page in a browser. Default: if there is a screen."),
     ] = None,
+    average: Average = None,
+    device: Device = "auto",
+    threads: Threads = None,
+    trust_code: TrustCode = False,
 ) -> None:
     """Show what a model attends to, in the browser.
 
@@ -44,20 +47,17 @@ def lens(
         raise SpecError("--open", "does not apply to --export; open the file yourself")
     if len(runs) > (2 if export else MOST):
         raise SpecError("RUN", f"{len(runs)} runs are too many; give at most {2 if export else MOST}")
-    from regard.lens.serve import named
+    from regard.lens.export import save
+    from regard.lens.serve import named, serve
+    from regard.runs.trained_model import load
+    from regard.serving.serve import check_installed
 
     if export is None:
-        from regard.serving.serve import check_installed
-
         check_installed()
-    models = named([loading.load(path) for path in runs])
-    loading.set_threads()
-    if export is not None:
-        from regard.lens.export import save
-
+    models = named([load(path, device, average, trust_code=trust_code) for path in runs])
+    set_threads(threads, device=device)
+    if export is None:
+        serve(models, port, text, show, complain)
+    else:
         save(models, text or "", export)
         complain(f"{export} is written; open it in a browser")
-        return
-    from regard.lens.serve import serve
-
-    serve(models, port, text, show, complain)
