@@ -86,8 +86,9 @@ def tokenize(document: str) -> list[Token]:
     parser.close()
     lines = [0, *accumulate(len(line) + 1 for line in document.split("\n"))]
     begins = [lines[line - 1] + column for (line, column), _ in parser.marks]
-    tokens = [Token("other", document[: begins[0]])] if begins and begins[0] else list[Token]()
-    for (_, token), begin, end in zip(parser.marks, begins, [*begins[1:], len(document)], strict=True):
+    ends = [*begins, len(document)]
+    tokens = [Token("other", document[: ends[0]])] if ends[0] else list[Token]()  # what the parser leaves out
+    for (_, token), begin, end in zip(parser.marks, begins, ends[1:], strict=True):
         raw = document[begin:end]
         if tokens and token.kind == tokens[-1].kind == "text":
             tokens[-1] = Token("text", tokens[-1].raw + raw)

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 KEY_VARIABLE = "REGARD_API_KEY"
 PACKAGES = ("fastapi", "uvicorn", "python_multipart", "prometheus_client", "py3langid")
+BACKLOG = 2048  # connections that wait to be accepted
 MARGIN = 5  # seconds that remain for sending the last answers when the server stops
 Report = Callable[[str], None]
 
@@ -221,6 +222,7 @@ def run_server(
         proxy_headers=False,
         ws="none",
         lifespan="on",
+        backlog=BACKLOG,
         limit_concurrency=max(1024, 4 * settings.queue * len(models)),
         timeout_graceful_shutdown=math.ceil(settings.timeout) + MARGIN,
     )
@@ -228,6 +230,7 @@ def run_server(
     shown = f"[{address[0]}]" if ":" in address[0] else address[0]
     service = app.state.service
     with quiet_signals():
+        listener.listen(BACKLOG)  # from here on, connections wait until uvicorn has started
         report(f"listening on http://{shown}:{address[1]} (stop with Ctrl-C)")
         uvicorn.Server(config).run(sockets=[listener])
     report(f"stopped: {service.accepted:,} requests accepted, {service.finished:,} answered")
