@@ -81,7 +81,7 @@ def test_exported_page_opens_without_a_server(page: Page, exported: Path) -> Non
 
 def test_exported_page_names_no_other_address(exported: Path) -> None:
     page = exported.read_text(encoding="utf-8")
-    assert "<link rel=\"stylesheet\"" not in page
+    assert '<link rel="stylesheet"' not in page
     assert " src=" not in page
     assert "import {" not in page
     assert page.count("</script>") == 3

@@ -48,7 +48,7 @@ def test_scaling_a_head_changes_the_score(page: Page) -> None:
     page.run(slide, page.one("[data-key=factor]"), "0.5")
     page.settle()
     half = page.score()
-    assert page.text(".factor output") == "× 0.50"
+    assert page.text(".factor output") == "\N{MULTIPLICATION SIGN} 0.50"
     page.run(slide, page.one("[data-key=factor]"), "2")
     page.settle()
     assert len({before, half, page.score()}) == 3
@@ -80,7 +80,8 @@ def test_forcing_the_end_ends_the_output(page: Page) -> None:
 
 def test_pointing_at_a_token_marks_the_source_tokens_that_it_attends_to(page: Page) -> None:
     page.open(link())
-    weights = "return [...document.querySelectorAll('.source .token')].map(x => Number(x.style.getPropertyValue('--weight')))"
+    tokens = "[...document.querySelectorAll('.source .token')]"
+    weights = f"return {tokens}.map((token) => Number(token.style.getPropertyValue('--weight')))"
     page.hover('[data-key="token:0"]')
     shown = page.run(weights)
     assert abs(sum(shown) - 1) < 1e-3

@@ -64,3 +64,8 @@ def test_demo_without_out_creates_a_new_folder(tmp_path: Path) -> None:
     assert regard("demo", "--steps", "1", "-q", cwd=tmp_path).returncode == 0
     assert (tmp_path / "runs" / "demo-2" / "recipe.json").exists()
     assert {path.name for path in (tmp_path / "runs").iterdir()} == {"demo", "demo-2"}
+
+
+def test_demo_ends_by_offering_the_lens() -> None:
+    last = demo.NEXT.rstrip().splitlines()[-1].split("#")[0]
+    assert last.format(folder="runs/demo").strip() == "regard lens runs/demo"

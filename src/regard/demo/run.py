@@ -30,10 +30,10 @@ NEXT = """
 Next:
 
   echo 'four hundred and twenty-one' | regard translate {folder}
-  regard lens {folder}                      # see attention in the browser; switch heads off
   regard show {folder}                      # the model, layer by layer
   regard train --tsv {folder}/text/train.tsv --variant swiglu --time 2m --out runs/swiglu
   regard train --source mine.en --target mine.de --out runs/mine      # your own files
+  regard lens {folder}                      # look inside: attention, beam search, heads to switch off
 """
 
 

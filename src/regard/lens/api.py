@@ -78,8 +78,8 @@ def _inspect(lenses: Mapping[str, Lens], turns: Mapping[str, threading.BoundedSe
     try:
         request = request_from_json(record)
         name = record.get("model", next(iter(lenses)))
-        if name not in lenses:
-            return _refused(422, f"there is no model {name!s:.80!r}; {nearest(str(name), lenses)}")
+        if not isinstance(name, str) or name not in lenses:
+            return _refused(422, f"there is no model {str(name)[:80]!r}; {nearest(str(name)[:80], lenses)}")
         if not turns[name].acquire(blocking=False):
             return _refused(429, "too many requests are waiting for this model; try again")
         try:

@@ -1,0 +1,95 @@
+import json
+import threading
+from typing import Any
+
+import pytest
+
+pytest.importorskip("fastapi")
+from fastapi import FastAPI
+from fastapi.testclient import TestClient
+
+from regard.lens import api
+from regard.lens.session import Lens
+from tests.unit.lens.conftest import Make
+
+
+@pytest.fixture
+def client(make: Make) -> TestClient:
+    app = FastAPI()
+    app.include_router(api.router({"a": make("translator"), "b": make("recurrent")}))
+    return TestClient(app)
+
+
+def test_page_and_its_files_load_nothing_from_elsewhere(client: TestClient) -> None:
+    page = client.get("/")
+    assert page.status_code == 200
+    assert page.headers["content-type"].startswith("text/html")
+    assert "default-src 'self'" in page.headers["content-security-policy"]
+    for name in api.files():
+        file = client.get(f"/lens/page/{name}")
+        assert file.status_code == 200
+        code = file.text.replace("http://www.w3.org/2000/svg", "")
+        if "vendor" not in name:
+            assert "http:" not in code
+            assert "https:" not in code
+            assert "innerHTML" not in code
+
+
+@pytest.mark.parametrize("path", ["../api.py", "..%2fapi.py", "nothing.js", "%2fetc%2fpasswd", "vendor", ""])
+def test_no_path_reaches_the_file_system(client: TestClient, path: str) -> None:
+    assert client.get(f"/lens/page/{path}").status_code == 404
+
+
+def test_models_are_described(client: TestClient) -> None:
+    assert [model["name"] for model in client.get("/lens/api/models").json()["models"]] == ["a", "b"]
+
+
+def test_inspect_answers_for_the_named_model(client: TestClient) -> None:
+    answers = {name: client.post("/lens/api/inspect", json={"model": name, "text": "one two"}).json() for name in "ab"}
+    assert answers["a"]["model"] == "a"
+    assert len(answers["b"]["attention"]["decoder.cross"]) == 1
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "message"),
+    [
+        (b"{", 400, "not JSON"),
+        (b"\xff\xfe", 400, "not JSON"),
+        (b"[" * 100_000, 400, "not JSON"),
+        (b"null", 422, "JSON object"),
+        (json.dumps({"text": "one", "model": "c"}).encode(), 422, "there is no model 'c'"),
+        (json.dumps({"text": "one", "model": ["c"]}).encode(), 422, "there is no model"),
+        (json.dumps({"text": "one\ud800"}).encode(), 422, "half a character"),
+        (json.dumps({"text": "x" * 300_000}).encode(), 413, "bytes"),
+    ],
+)
+def test_wrong_request_is_one_sentence(client: TestClient, body: bytes, status: int, message: str) -> None:
+    response = client.post("/lens/api/inspect", content=body)
+    assert response.status_code == status
+    assert message in response.json()["error"]
+
+
+def test_nul_character_is_text(client: TestClient) -> None:
+    assert client.post("/lens/api/inspect", json={"text": "one \0 two"}).status_code == 200
+
+
+def test_too_many_waiting_requests_are_refused(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    entered, go_on = threading.Event(), threading.Event()
+
+    def wait(*_: Any) -> dict[str, Any]:
+        entered.set()
+        go_on.wait(10)
+        return {}
+
+    monkeypatch.setattr(Lens, "inspect", wait)
+    monkeypatch.setattr(api, "WAITING", 1)
+    app = FastAPI()
+    app.include_router(api.router({"a": make("translator")}))
+    with TestClient(app) as client:
+        first = threading.Thread(target=lambda: client.post("/lens/api/inspect", json={"text": "one"}))
+        first.start()
+        entered.wait(10)
+        assert client.post("/lens/api/inspect", json={"text": "one"}).status_code == 429
+        go_on.set()
+        first.join()
+        assert client.post("/lens/api/inspect", json={"text": "one"}).status_code == 200
