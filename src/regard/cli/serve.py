@@ -100,10 +100,11 @@ def serve(
     """Serve trained models over HTTP.
 
     The server has the interfaces of OpenAI (/v1/completions) and LibreTranslate (/translate), and its own
-    (/v1/translate, /v1/generate, /v1/classify). The texts of all requests are decoded together in batches. On SIGTERM
-    or Ctrl-C, the server answers what it has accepted, and stops.
+    (/v1/translate, /v1/generate, /v1/classify). The page of `regard lens` is at /. The texts of all requests are
+    decoded together in batches. On SIGTERM or Ctrl-C, the server answers what it has accepted, and stops.
     """
     from regard.cli.base import set_threads
+    from regard.lens.serve import add_lens
     from regard.serving.serve import serve as serve_runs
 
     device = "cpu" if engine != "native" and loading.device == "auto" else loading.device
@@ -128,5 +129,6 @@ def serve(
         max_beam=max_beam,
         max_new_tokens=max_new_tokens,
         report=complain,
+        extend=add_lens,
         **loading.keywords(),
     )

@@ -5,7 +5,7 @@ import threading
 from collections.abc import Mapping
 from pathlib import Path
 
-from fastapi import APIRouter, FastAPI, Request, Response
+from fastapi import APIRouter, Request, Response
 from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import JSONResponse
 
@@ -32,11 +32,6 @@ def files() -> dict[str, tuple[bytes, str]]:
     """Return the contents and the type of every file of the page, by path. No request reaches the file system."""
     listed = sorted(path for path in PAGE.rglob("*") if path.suffix in TYPES)
     return {path.relative_to(PAGE).as_posix(): (path.read_bytes(), TYPES[path.suffix]) for path in listed}
-
-
-def add_lens(app: FastAPI) -> None:
-    """Add the lens to an application of `regard.serving.app.create_app`, with all of its models."""
-    app.include_router(router({name: model.run for name, model in app.state.service.models.items()}))
 
 
 def router(models: Mapping[str, TrainedModel]) -> APIRouter:

@@ -33,14 +33,19 @@ def serve(models: Mapping[str, TrainedModel], port: int, text: str | None, show:
         address = f"http://{LOOPBACK}:{listener.getsockname()[1]}/#{urlencode(view)}"
 
         def extend(app: "FastAPI") -> None:
-            from regard.lens.api import add_lens  # noqa: PLC0415  # FastAPI is an optional dependency
-
             add_lens(app)
             report(f"the lens is at {address} (stop with Ctrl-C)")
             if show if show is not None else has_screen():
                 Timer(1.0, webbrowser.open, [address]).start()  # the server accepts requests by then
 
         run_server(dict(models), Settings(LOOPBACK), {}, listener, lambda _: None, extend)
+
+
+def add_lens(app: "FastAPI") -> None:
+    """Add the lens to an application of `regard.serving.app.create_app`, with all of its models."""
+    from regard.lens.api import router  # noqa: PLC0415  # FastAPI is an optional dependency
+
+    app.include_router(router({name: model.run for name, model in app.state.service.models.items()}))
 
 
 def named(runs: Sequence[TrainedModel]) -> dict[str, TrainedModel]:

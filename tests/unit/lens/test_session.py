@@ -13,7 +13,7 @@ from regard.inspection.interventions import scaled_heads
 from regard.lens.request import LensRequest
 from regard.lens.session import Lens
 from regard.runs.trained_model import TrainedModel
-from tests.unit.lens.conftest import Make
+from tests.unit.lens.conftest import TASKS, Make
 
 TEXT = "one two five"
 
@@ -115,6 +115,27 @@ def test_switched_heads_change_the_answer_and_leave_the_model_as_it_was(make: Ma
     assert lens.inspect(LensRequest(TEXT)) == on
     assert all(torch.equal(value, before[key]) for key, value in run.model.state_dict().items())
     assert lens.run.model is not run.model
+
+
+@pytest.mark.parametrize("name", sorted(TASKS))
+def test_every_family_gives_a_document_whose_parts_fit(make: Make, name: str) -> None:
+    answer = inspect(make(name))
+    written = answer.get("tokens", {}).get("output", [])
+    for kind, layers in answer["attention"].items():
+        side = kind.partition(".")[0]
+        for layer in layers:
+            assert layer["shape"][1] == len(answer["tokens"][side])
+            if not kind.endswith(".mixtures"):
+                keys = answer["tokens"]["encoder" if kind.endswith(".cross") else side]
+                assert layer["shape"][2] == len(keys)
+    if written:
+        assert [each["id"] for each in written[answer["first"] :]][: len(answer["ids"])] == answer["ids"]
+        assert len(answer["predictions"]) == len(answer["tokens"]["decoder"])
+        assert len(written) in {len(answer["predictions"]) - 1, len(answer["predictions"])}
+        assert answer["predictions"][answer["first"]] is not None
+    for layers in answer["routing"].values():
+        for layer in layers:
+            assert layer["shape"] == [len(answer["tokens"]["encoder"]), 4] or layer["shape"][1] == 4
 
 
 def test_switched_heads_are_those_of_the_intervention(make: Make) -> None:

@@ -73,6 +73,9 @@ function outputLine(panel) {
     reads.push(at + 1);
     words.push(outputToken(panel, { token, at, prediction, before }));
   });
+  const fresh = panel.drawn !== result.serial; // tokens appear one after another, once
+  panel.drawn = result.serial;
+  words.forEach((word, i) => fresh && word.style.setProperty("--i", i));
   panel.hover.listen("output", (one, two) => {
     const on = [one, two].find((each) => each?.side === "decoder" && !each.key);
     const weights = result.task === "generate" ? linked(panel, one) : null;
@@ -80,7 +83,7 @@ function outputLine(panel) {
     words.forEach((word) => word.classList.toggle("hovered", Boolean(on && word.dataset.at && on.from <= word.dataset.at && word.dataset.at < on.to)));
   });
   const label = { translate: "Translation", generate: "Prompt and continuation" }[result.task];
-  return el("p", { class: `written${state.token !== null && state.panel === index ? " open" : ""}`, "aria-label": label }, words.flatMap((word, at) => (spaces[at] ? [" ", word] : [word])));
+  return el("p", { class: `written${fresh ? " fresh" : ""}${state.token !== null && state.panel === index ? " open" : ""}`, "aria-label": label }, words.flatMap((word, at) => (spaces[at] ? [" ", word] : [word])));
 }
 
 function outputToken(panel, { token, at, prediction, before }) {
