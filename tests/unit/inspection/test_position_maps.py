@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from regard.inspection.position_maps import position_maps
+from regard.models.base import Model
 from regard.models.build import build
 from regard.nn.embedding import Tokens
 from regard.nn.position.additive import Learned
@@ -17,7 +18,7 @@ from regard.testing import tiny
 from regard.tree import swap
 
 
-def with_position(position: Position) -> torch.nn.Module:
+def with_position(position: Position) -> Model:
     bare = swap(tiny.decoder_only(), Tokens, lambda tokens: replace(tokens, position=None))
     return build(swap(bare, Plain, lambda stack: replace(stack, position=position)))
 

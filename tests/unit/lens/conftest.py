@@ -30,7 +30,7 @@ TEXTS = ["one two three four", "five six seven", "eight nine ten eleven", "two f
 ONE_SEQUENCE = DecoderOnlyTranslator(vocab=tiny.VOCAB, d_model=16, heads=4, decoder=tiny.decoder_only().decoder)
 EXPERTS = swap(tiny.encoder_decoder(), FeedForward, lambda _: MixtureOfExperts(4, 24))
 MIXTURES = swap(tiny.encoder_only(SentenceClassifier(3)), SelfAttention, lambda _: Linformer(max_len=64, rank=3))
-TASKS: dict[str, tuple[Objective, type[Corpus], Any]] = {
+TASKS: dict[str, tuple[Objective, Callable[[str], Corpus], Any]] = {
     "translator": (Translation(), TSV, tiny.encoder_decoder()),
     "recurrent": (Translation(), TSV, tiny.recurrent()),
     "convs2s": (Translation(), TSV, tiny.convs2s()),

@@ -21,7 +21,13 @@ export function askView(form, { models, state, update, offline }) {
     form.append(
       el("label", { for: "text" }, words.label),
       el("textarea", {
-        id: "text", rows: 2, maxlength: 4000, spellcheck: "false", readonly: offline, "data-key": "text", value: state.text,
+        id: "text",
+        rows: 2,
+        maxlength: 4000,
+        spellcheck: "false",
+        readonly: offline,
+        "data-key": "text",
+        value: state.text,
         onkeydown: (event) => {
           if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
           event.preventDefault();
@@ -41,9 +47,41 @@ export function askView(form, { models, state, update, offline }) {
   region(form.querySelector(".options"), JSON.stringify([state.models, state.beam, state.length, offline]), () => [
     el("button", { type: "submit", class: "primary", disabled: offline }, words.button),
     model.task === "classify" ? null : counter("Beam size", "beam", state.beam ?? model.beam, 12, update, offline),
-    model.task === "generate" ? counter("New tokens", "length", state.length ?? model.max_len, 200, update, offline) : null,
-    models.length > 1 ? chooser("Model", "model", models, state.models[0], (name) => update({ models: [name, state.models[1] === name ? null : state.models[1]], heads: [{}, {}], forced: [[], []], token: null }), offline && models.length < 2) : null,
-    others.length ? chooser("Compare with", "compare", [{ name: "" }, ...others], state.models[1] ?? "", (name) => update({ models: [state.models[0], name || null], heads: [state.heads[0], {}], forced: [state.forced[0], []], token: null }), false) : null,
+    model.task === "generate"
+      ? counter("New tokens", "length", state.length ?? model.max_len, 200, update, offline)
+      : null,
+    models.length > 1
+      ? chooser(
+          "Model",
+          "model",
+          models,
+          state.models[0],
+          (name) =>
+            update({
+              models: [name, state.models[1] === name ? null : state.models[1]],
+              heads: [{}, {}],
+              forced: [[], []],
+              token: null,
+            }),
+          offline && models.length < 2,
+        )
+      : null,
+    others.length
+      ? chooser(
+          "Compare with",
+          "compare",
+          [{ name: "" }, ...others],
+          state.models[1] ?? "",
+          (name) =>
+            update({
+              models: [state.models[0], name || null],
+              heads: [state.heads[0], {}],
+              forced: [state.forced[0], []],
+              token: null,
+            }),
+          false,
+        )
+      : null,
   ]);
 }
 
@@ -53,17 +91,37 @@ function counter(label, name, value, most, update, disabled) {
     if (number >= 1 && number <= most) update({ [name]: number });
     else event.currentTarget.value = value;
   };
-  return el("label", { class: "option" }, label, " ", el("input", { type: "number", min: 1, max: most, value, disabled, "data-key": name, onchange: change }));
+  return el(
+    "label",
+    { class: "option" },
+    label,
+    " ",
+    el("input", { type: "number", min: 1, max: most, value, disabled, "data-key": name, onchange: change }),
+  );
 }
 
 function chooser(label, key, models, chosen, choose, disabled) {
-  const options = models.map((each) => el("option", { value: each.name, selected: each.name === chosen }, each.name || "no other model"));
-  return el("label", { class: "option" }, label, " ", el("select", { "data-key": key, disabled, onchange: (event) => choose(event.currentTarget.value) }, options));
+  const options = models.map((each) =>
+    el("option", { value: each.name, selected: each.name === chosen }, each.name || "no other model"),
+  );
+  return el(
+    "label",
+    { class: "option" },
+    label,
+    " ",
+    el("select", { "data-key": key, disabled, onchange: (event) => choose(event.currentTarget.value) }, options),
+  );
 }
 
-const THEMES = [["auto", "Auto"], ["light", "Light"], ["dark", "Dark"]];
+const THEMES = [
+  ["auto", "Auto"],
+  ["light", "Light"],
+  ["dark", "Dark"],
+];
 
 export function themeView(node, { state, update }) {
   const chosen = state.theme ?? "auto";
-  region(node, chosen, () => segments("Theme", THEMES, chosen, (next) => update({ theme: next === "auto" ? null : next }), "theme"));
+  region(node, chosen, () =>
+    segments("Theme", THEMES, chosen, (next) => update({ theme: next === "auto" ? null : next }), "theme"),
+  );
 }

@@ -13,7 +13,10 @@ export function beamView(node, panel) {
     region(node, "none", () => el("p", { class: "empty" }, "This output was not searched: there is no tree to show."));
     return;
   }
-  region(node, JSON.stringify([result.serial, theme]), () => [figure("Beam search", note(result), "beam-search", tree(result)), table(result)]);
+  region(node, JSON.stringify([result.serial, theme]), () => [
+    figure("Beam search", note(result), "beam-search", tree(result)),
+    table(result),
+  ]);
 }
 
 function note(result) {
@@ -22,8 +25,15 @@ function note(result) {
 
 function tree(result) {
   const colours = palette();
-  const nodes = result.tree.map((each, at) => ({ ...each, at, name: each.parent === null ? "start" : shortened(shown(each), 20) }));
-  const root = d3.stratify().id((each) => each.at).parentId((each) => each.parent)(nodes);
+  const nodes = result.tree.map((each, at) => ({
+    ...each,
+    at,
+    name: each.parent === null ? "start" : shortened(shown(each), 20),
+  }));
+  const root = d3
+    .stratify()
+    .id((each) => each.at)
+    .parentId((each) => each.parent)(nodes);
   root.sort((a, b) => Number(b.data.best) - Number(a.data.best) || b.data.log_prob - a.data.log_prob);
   let rows = 0; // a node is in the row of its first child, so the output is a straight line at the top
   root.eachAfter((each) => (each.x = each.children ? each.children[0].x : ROW * rows++));
@@ -41,16 +51,41 @@ function tree(result) {
     const middle = (x1 + x2) / 2;
     return `M${x1},${y1}C${middle},${y1} ${middle},${y2} ${x2},${y2}`;
   });
-  const colour = (each) => (each.data.best ? colours.accent : each.children || each.data.ended ? colours.muted : colours.line);
-  links.attr("stroke", ({ target }) => colour(target)).attr("stroke-width", ({ target }) => 0.8 + 3 * Math.sqrt(target.data.probability));
-  const groups = svg.append("g").selectAll("g").data(root.descendants()).join("g").attr("transform", (each) => `translate(${x(each)},${y(each)})`);
-  groups.append("circle").attr("cx", 4).attr("r", 3.5).attr("fill", (each) => (each.data.ended ? colours.surface : colour(each)))
-    .attr("stroke", colour).attr("stroke-width", 1.5);
-  groups.append("text").attr("x", 12).attr("dy", "0.35em").text((each) => each.data.name)
-    .attr("fill", (each) => (each.data.best ? colours.accent : each.children || each.data.ended ? colours.text : colours.muted))
+  const colour = (each) =>
+    each.data.best ? colours.accent : each.children || each.data.ended ? colours.muted : colours.line;
+  links
+    .attr("stroke", ({ target }) => colour(target))
+    .attr("stroke-width", ({ target }) => 0.8 + 3 * Math.sqrt(target.data.probability));
+  const groups = svg
+    .append("g")
+    .selectAll("g")
+    .data(root.descendants())
+    .join("g")
+    .attr("transform", (each) => `translate(${x(each)},${y(each)})`);
+  groups
+    .append("circle")
+    .attr("cx", 4)
+    .attr("r", 3.5)
+    .attr("fill", (each) => (each.data.ended ? colours.surface : colour(each)))
+    .attr("stroke", colour)
+    .attr("stroke-width", 1.5);
+  groups
+    .append("text")
+    .attr("x", 12)
+    .attr("dy", "0.35em")
+    .text((each) => each.data.name)
+    .attr("fill", (each) =>
+      each.data.best ? colours.accent : each.children || each.data.ended ? colours.text : colours.muted,
+    )
     .attr("font-weight", (each) => (each.data.best ? 600 : 400));
-  groups.filter((each) => each.data.ended).append("text").attr("x", (each) => 12 + nameWidth(each) + 8).attr("dy", "0.35em")
-    .attr("fill", colours.muted).attr("font-size", 11).text((each) => decimal(each.data.score));
+  groups
+    .filter((each) => each.data.ended)
+    .append("text")
+    .attr("x", (each) => 12 + nameWidth(each) + 8)
+    .attr("dy", "0.35em")
+    .attr("fill", colours.muted)
+    .attr("font-size", 11)
+    .text((each) => decimal(each.data.score));
   groups.append("title").text((each) => describe(each));
   return svg.node();
 }
@@ -65,7 +100,25 @@ function describe({ data }) {
 }
 
 function table(result) {
-  const rows = result.hypotheses.map((each, rank) => el("tr", { class: rank ? "" : "best" }, el("td", { class: "p" }, decimal(each.score)), el("td", { class: "p" }, decimal(each.log_prob)), el("td", {}, each.text || "(empty)", each.ended ? null : el("i", {}, " (cut at the length limit)"))));
-  const head = el("tr", {}, ["score", "log p", "hypothesis"].map((name) => el("th", { scope: "col" }, name)));
-  return el("table", { class: "hypotheses" }, el("caption", {}, "Hypotheses that ended, best first"), el("thead", {}, head), el("tbody", {}, rows));
+  const rows = result.hypotheses.map((each, rank) =>
+    el(
+      "tr",
+      { class: rank ? "" : "best" },
+      el("td", { class: "p" }, decimal(each.score)),
+      el("td", { class: "p" }, decimal(each.log_prob)),
+      el("td", {}, each.text || "(empty)", each.ended ? null : el("i", {}, " (cut at the length limit)")),
+    ),
+  );
+  const head = el(
+    "tr",
+    {},
+    ["score", "log p", "hypothesis"].map((name) => el("th", { scope: "col" }, name)),
+  );
+  return el(
+    "table",
+    { class: "hypotheses" },
+    el("caption", {}, "Hypotheses that ended, best first"),
+    el("thead", {}, head),
+    el("tbody", {}, rows),
+  );
 }

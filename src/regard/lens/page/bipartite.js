@@ -29,9 +29,24 @@ export function bipartite(matrix, { left, right, queriesLeft, width, label, onho
     return `M${x1},${y1}C${middle},${y1} ${middle},${y2} ${x2},${y2}`;
   };
   const paths = drawn.selectAll("path").data(lines).join("path").attr("d", curve);
-  svg.append("g").attr("font-size", 11.5).attr("fill", colours.muted).selectAll("text").data([left, right]).join("text")
-    .attr("x", (side, i) => (i ? Math.min(edges[1], full - textWidth(side.title, 11.5) - 2) : Math.max(edges[0], textWidth(side.title, 11.5) + 2))).attr("y", 12).attr("text-anchor", (_, i) => (i ? "start" : "end")).text((side) => side.title);
-  const texts = [left, right].map((side, i) => column(svg, side.labels, [edges[i], i ? full - edges[i] : edges[i]], i, tall, colours));
+  svg
+    .append("g")
+    .attr("font-size", 11.5)
+    .attr("fill", colours.muted)
+    .selectAll("text")
+    .data([left, right])
+    .join("text")
+    .attr("x", (side, i) =>
+      i
+        ? Math.min(edges[1], full - textWidth(side.title, 11.5) - 2)
+        : Math.max(edges[0], textWidth(side.title, 11.5) + 2),
+    )
+    .attr("y", 12)
+    .attr("text-anchor", (_, i) => (i ? "start" : "end"))
+    .text((side) => side.title);
+  const texts = [left, right].map((side, i) =>
+    column(svg, side.labels, [edges[i], i ? full - edges[i] : edges[i]], i, tall, colours),
+  );
   const weights = svg.append("g").attr("font-size", 11).attr("fill", colours.accent).attr("pointer-events", "none");
   const mark = (query, key) => {
     const chosen = (line) => (query === null || line.t === query) && (key === null || line.s === key);
@@ -46,10 +61,19 @@ export function bipartite(matrix, { left, right, queriesLeft, width, label, onho
     texts[1].attr("font-weight", (_, i) => (i === onRight ? 650 : 400));
     const noted = some ? lines.filter((line) => chosen(line) && line.weight >= 0.01) : [];
     const oneSide = (query === null) !== (key === null);
-    weights.selectAll("text").data(oneSide ? noted : noted.slice(0, 1)).join("text").text((line) => line.weight.toFixed(2))
-      .attr("text-anchor", (line) => (atLeft(line) ? "start" : "end")).attr("dy", "-0.25em")
+    weights
+      .selectAll("text")
+      .data(oneSide ? noted : noted.slice(0, 1))
+      .join("text")
+      .text((line) => line.weight.toFixed(2))
+      .attr("text-anchor", (line) => (atLeft(line) ? "start" : "end"))
+      .attr("dy", "-0.25em")
       .attr("x", (line) => (atLeft(line) ? edges[0] + 8 : edges[1] - 8))
-      .attr("y", (line) => (atLeft(line) ? tall(left.labels, queriesLeft ? line.t : line.s) : tall(right.labels, queriesLeft ? line.s : line.t)));
+      .attr("y", (line) =>
+        atLeft(line)
+          ? tall(left.labels, queriesLeft ? line.t : line.s)
+          : tall(right.labels, queriesLeft ? line.s : line.t),
+      );
     function atLeft() {
       return (query !== null) !== queriesLeft;
     }
@@ -57,7 +81,10 @@ export function bipartite(matrix, { left, right, queriesLeft, width, label, onho
   texts.forEach((text, i) => {
     const query = queriesLeft === (i === 0);
     const enter = (_, datum) => onhover(query ? [datum.at, null] : [null, datum.at]);
-    text.on("pointerenter", enter).on("pointerdown", enter).on("pointerleave", () => onhover(null));
+    text
+      .on("pointerenter", enter)
+      .on("pointerdown", enter)
+      .on("pointerleave", () => onhover(null));
   });
   mark(null, null);
   return { node: svg.node(), mark };
@@ -66,7 +93,14 @@ export function bipartite(matrix, { left, right, queriesLeft, width, label, onho
 function column(svg, labels, [x, room], side, tall, colours) {
   const data = labels.map((text, at) => ({ text: fitted(shortened(text), room - 2, 14), at }));
   const group = svg.append("g").attr("font-size", 14).attr("fill", colours.text);
-  return group.selectAll("text").data(data).join("text").text((each) => each.text).attr("x", x)
-    .attr("y", (each) => tall(labels, each.at)).attr("dy", "0.35em").attr("text-anchor", side ? "start" : "end")
+  return group
+    .selectAll("text")
+    .data(data)
+    .join("text")
+    .text((each) => each.text)
+    .attr("x", x)
+    .attr("y", (each) => tall(labels, each.at))
+    .attr("dy", "0.35em")
+    .attr("text-anchor", side ? "start" : "end")
     .attr("cursor", "default");
 }

@@ -48,10 +48,11 @@ export function sides(result, kind, matrix, unit) {
     queries: queries.map((each) => each.text),
     keys: keys.map((each) => each.text),
     queryTitle: cross ? "token that is written" : "token",
-    keyTitle: cross ? "source" : "attends to",
+    keyTitle: cross ? "source" : kind.endsWith(".mixtures") ? "mixture" : "attends to",
     queryAt: (i) => ({ side: cross ? "decoder" : side, from: queries[i].from, to: queries[i].to }),
     keyAt: (j) => ({ side: keySide, from: keys[j].from, to: keys[j].to, key: true }),
-    queryOf: (hover) => placeOf(queries, hover, cross ? "decoder" : side, cross || side !== "decoder" ? undefined : false),
+    queryOf: (hover) =>
+      placeOf(queries, hover, cross ? "decoder" : side, cross || side !== "decoder" ? undefined : false),
     keyOf: (hover) => placeOf(keys, hover, keySide, keySide === side && !cross ? true : undefined),
   };
 }

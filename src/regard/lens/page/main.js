@@ -19,7 +19,8 @@ const VIEWS = {
   positions: ["Positions", positionsView],
   states: ["States", statesView],
 };
-const SAVED = "This is a saved page. To type a sentence, force a token or switch a head, start the lens: regard lens RUN.";
+const SAVED =
+  "This is a saved page. To type a sentence, force a token or switch a head, start the lens: regard lens RUN.";
 const PAUSE = 60; // milliseconds to wait while a slider moves
 
 const at = (id) => document.getElementById(id);
@@ -29,7 +30,17 @@ let store = null;
 let serial = 0;
 
 function createPanel(index) {
-  return { index, offline, hover: createHover(), result: null, baseline: null, problem: null, asked: null, output: null, view: null };
+  return {
+    index,
+    offline,
+    hover: createHover(),
+    result: null,
+    baseline: null,
+    problem: null,
+    asked: null,
+    output: null,
+    view: null,
+  };
 }
 
 function say(sentence) {
@@ -47,7 +58,10 @@ async function start() {
   const unknown = state.models.filter((name) => name !== null && !known(name));
   const [first, second] = state.models;
   const shown = known(first) ? first : models[0].name;
-  store.update({ models: [shown, known(second) && second !== shown ? second : null], text: state.text ?? models.find((each) => each.name === shown).example });
+  store.update({
+    models: [shown, known(second) && second !== shown ? second : null],
+    text: state.text ?? models.find((each) => each.name === shown).example,
+  });
   if (offline) say(SAVED);
   else if (unknown.length) say(`There is no model ${unknown.join(", ")} here; another one is shown.`);
   store.subscribe((_, asks) => {
@@ -76,7 +90,12 @@ function request(panel, heads) {
   if (state.length !== null && model.task === "generate") asked.max_len = state.length;
   if (state.forced[panel.index].length && model.task !== "classify") asked.forced = state.forced[panel.index];
   if (changedHeads(heads))
-    asked.heads = Object.fromEntries(Object.entries(heads).map(([kind, each]) => [kind, Object.entries(each).map(([place, factor]) => [...place.split(".").map(Number), factor])]));
+    asked.heads = Object.fromEntries(
+      Object.entries(heads).map(([kind, each]) => [
+        kind,
+        Object.entries(each).map(([place, factor]) => [...place.split(".").map(Number), factor]),
+      ]),
+    );
   return asked;
 }
 
@@ -98,7 +117,10 @@ async function answer(panel) {
   try {
     if (panel.result) await new Promise((resolve) => setTimeout(resolve, PAUSE));
     if (own.signal.aborted) return;
-    const [result, baseline] = await Promise.all([inspect(request(panel, heads), own.signal), changedHeads(heads) && !offline ? inspect(request(panel, {}), own.signal) : null]);
+    const [result, baseline] = await Promise.all([
+      inspect(request(panel, heads), own.signal),
+      changedHeads(heads) && !offline ? inspect(request(panel, {}), own.signal) : null,
+    ]);
     if (own.signal.aborted) return;
     for (const each of [result, baseline]) if (each) each.serial ??= ++serial;
     Object.assign(panel, { result, baseline, problem: null });
@@ -131,7 +153,9 @@ function render() {
     Object.assign(panel, { state, update, theme });
     problemView(panel);
     if (!panel.result) {
-      region(panel.output.children[2], "empty", () => (panel.busy || panel.problem ? null : el("p", { class: "empty" }, "Type a text above.")));
+      region(panel.output.children[2], "empty", () =>
+        panel.busy || panel.problem ? null : el("p", { class: "empty" }, "Type a text above."),
+      );
       region(panel.view.lastElementChild, "empty", () => null);
       continue;
     }
@@ -160,14 +184,26 @@ function layOut(now) {
   const titled = models.length > 1;
   region(at("output"), JSON.stringify(names), () =>
     now.map((panel) => {
-      panel.output = el("section", { class: "panel", "aria-label": names[panel.index] }, titled ? el("h2", {}, names[panel.index]) : el("span", {}), el("p", { class: "problem", role: "alert" }), el("div", {}));
-      if (panel.result && panel.result.model !== names[panel.index]) Object.assign(panel, { result: null, baseline: null });
+      panel.output = el(
+        "section",
+        { class: "panel", "aria-label": names[panel.index] },
+        titled ? el("h2", {}, names[panel.index]) : el("span", {}),
+        el("p", { class: "problem", role: "alert" }),
+        el("div", {}),
+      );
+      if (panel.result && panel.result.model !== names[panel.index])
+        Object.assign(panel, { result: null, baseline: null });
       return panel.output;
     }),
   );
   region(at("views"), JSON.stringify(names), () =>
     now.map((panel) => {
-      panel.view = el("section", { class: "panel", "aria-label": names[panel.index] }, titled && now.length > 1 ? el("h2", {}, names[panel.index]) : null, el("div", { class: "view" }));
+      panel.view = el(
+        "section",
+        { class: "panel", "aria-label": names[panel.index] },
+        titled && now.length > 1 ? el("h2", {}, names[panel.index]) : null,
+        el("div", { class: "view" }),
+      );
       return panel.view;
     }),
   );
@@ -200,11 +236,26 @@ function tabsView(tabs, chosen, update) {
   };
   region(at("tabs"), JSON.stringify([tabs, chosen]), () =>
     tabs.map((name) =>
-      el("button", { type: "button", role: "tab", id: `tab-${name}`, "aria-selected": String(name === chosen), "aria-controls": "views", tabindex: name === chosen ? 0 : -1, "data-key": `tab:${name}`, onclick: () => update({ tab: name }) }, VIEWS[name][0]),
+      el(
+        "button",
+        {
+          type: "button",
+          role: "tab",
+          id: `tab-${name}`,
+          "aria-selected": String(name === chosen),
+          "aria-controls": "views",
+          tabindex: name === chosen ? 0 : -1,
+          "data-key": `tab:${name}`,
+          onclick: () => update({ tab: name }),
+        },
+        VIEWS[name][0],
+      ),
     ),
   );
 }
 
 addEventListener("error", (event) => say(`The page has an error: ${event.message}. Reload it to go on.`));
-addEventListener("unhandledrejection", (event) => say(`The page has an error: ${event.reason?.message ?? event.reason}. Reload it to go on.`));
+addEventListener("unhandledrejection", (event) =>
+  say(`The page has an error: ${event.reason?.message ?? event.reason}. Reload it to go on.`),
+);
 start().catch((error) => say(error.message));

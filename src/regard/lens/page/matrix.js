@@ -26,14 +26,26 @@ export function heatmap(matrix, options) {
   drawCells(svg, matrix, { left, top, cell, high, colourOf, options, colours });
   const rowLabels = svg.append("g").attr("font-size", 12).attr("fill", colours.text).selectAll("text").data(rows);
   const place = (i) => top + i * high + high / 2;
-  const rowText = rowLabels.join("text").attr("x", left - 6).attr("y", (_, i) => place(i)).attr("dy", "0.35em");
-  rowText.attr("text-anchor", "end").text((text, i) => (i % Math.max(options.everyRow ?? 1, Math.ceil(11 / high)) ? "" : text));
+  const rowText = rowLabels
+    .join("text")
+    .attr("x", left - 6)
+    .attr("y", (_, i) => place(i))
+    .attr("dy", "0.35em");
+  rowText
+    .attr("text-anchor", "end")
+    .text((text, i) => (i % Math.max(options.everyRow ?? 1, Math.ceil(11 / high)) ? "" : text));
   const columnLabels = svg.append("g").attr("font-size", 12).attr("fill", colours.text).selectAll("text").data(columns);
   const across = (j) => left + j * cell + cell / 2;
-  const columnText = columnLabels.join("text").text((text, j) => (j % Math.max(options.every ?? 1, Math.ceil(11 / cell)) ? "" : text));
+  const columnText = columnLabels
+    .join("text")
+    .text((text, j) => (j % Math.max(options.every ?? 1, Math.ceil(11 / cell)) ? "" : text));
   if (slanted)
     columnText.attr("transform", (_, j) => `translate(${across(j)},${top - 6}) rotate(-90)`).attr("dy", "0.35em");
-  else columnText.attr("x", (_, j) => across(j)).attr("y", top - 8).attr("text-anchor", "middle");
+  else
+    columnText
+      .attr("x", (_, j) => across(j))
+      .attr("y", top - 8)
+      .attr("text-anchor", "middle");
   const cross = svg.append("g").attr("fill", "none").attr("stroke", colours.accent).attr("pointer-events", "none");
   const mark = (row, column) => {
     const strong = (at) => (_, i) => (i === at ? colours.accent : colours.text);
@@ -41,9 +53,19 @@ export function heatmap(matrix, options) {
     columnText.attr("fill", strong(column)).attr("font-weight", (_, j) => (j === column ? 650 : 400));
     cross.selectAll("*").remove();
     if (row !== null && row !== undefined && row < T)
-      cross.append("rect").attr("x", left).attr("y", top + row * high).attr("width", S * cell).attr("height", high);
+      cross
+        .append("rect")
+        .attr("x", left)
+        .attr("y", top + row * high)
+        .attr("width", S * cell)
+        .attr("height", high);
     if (column !== null && column !== undefined && column < S)
-      cross.append("rect").attr("x", left + column * cell).attr("y", top).attr("width", cell).attr("height", T * high);
+      cross
+        .append("rect")
+        .attr("x", left + column * cell)
+        .attr("y", top)
+        .attr("width", cell)
+        .attr("height", T * high);
   };
   if (options.onhover) listen(svg, { left, top, cell, high, T, S }, options.onhover);
   return { node: svg.node(), mark };
@@ -53,20 +75,45 @@ function drawCells(svg, matrix, { left, top, cell, high, colourOf, options, colo
   const [T, S] = matrix.shape;
   if (T * S > RECTANGLES) {
     const image = pixels(matrix, colourOf).toDataURL();
-    svg.append("image").attr("href", image).attr("x", left).attr("y", top).attr("preserveAspectRatio", "none")
-      .attr("width", S * cell).attr("height", T * high).attr("image-rendering", "pixelated");
+    svg
+      .append("image")
+      .attr("href", image)
+      .attr("x", left)
+      .attr("y", top)
+      .attr("preserveAspectRatio", "none")
+      .attr("width", S * cell)
+      .attr("height", T * high)
+      .attr("image-rendering", "pixelated");
     return;
   }
   const cells = [];
   for (let i = 0; i < T; i++) for (let j = 0; j < S; j++) cells.push([i, j]);
   const gap = Math.min(cell, high) > 12 ? 1 : 0;
-  const drawn = svg.append("g").attr("shape-rendering", gap ? null : "crispEdges").selectAll("rect").data(cells).join("rect");
-  drawn.attr("x", ([, j]) => left + j * cell).attr("y", ([i]) => top + i * high).attr("rx", gap ? 2 : 0);
-  drawn.attr("width", cell - gap).attr("height", high - gap).attr("fill", ([i, j]) => colourOf(matrix.get(i, j)));
+  const drawn = svg
+    .append("g")
+    .attr("shape-rendering", gap ? null : "crispEdges")
+    .selectAll("rect")
+    .data(cells)
+    .join("rect");
+  drawn
+    .attr("x", ([, j]) => left + j * cell)
+    .attr("y", ([i]) => top + i * high)
+    .attr("rx", gap ? 2 : 0);
+  drawn
+    .attr("width", cell - gap)
+    .attr("height", high - gap)
+    .attr("fill", ([i, j]) => colourOf(matrix.get(i, j)));
   if (!options.text) return;
   const words = svg.append("g").attr("font-size", 11).attr("font-family", FONT).attr("pointer-events", "none");
-  words.selectAll("text").data(cells).join("text").text(([i, j]) => options.text(i, j)).attr("text-anchor", "middle")
-    .attr("x", ([, j]) => left + (j + 0.5) * cell).attr("y", ([i]) => top + (i + 0.5) * high).attr("dy", "0.35em")
+  words
+    .selectAll("text")
+    .data(cells)
+    .join("text")
+    .text(([i, j]) => options.text(i, j))
+    .attr("text-anchor", "middle")
+    .attr("x", ([, j]) => left + (j + 0.5) * cell)
+    .attr("y", ([i]) => top + (i + 0.5) * high)
+    .attr("dy", "0.35em")
     .attr("fill", ([i, j]) => inkOn(colourOf(matrix.get(i, j)), colours));
 }
 

@@ -10,7 +10,12 @@ export function outputView(node, panel) {
   const key = [result.serial, baseline?.serial, state.panel === index ? state.token : null, state.forced[index]];
   region(node, JSON.stringify(key), () => {
     if (result.task === "classify") return [sourceLine(panel), classes(result, baseline), scoreLine(panel)];
-    return [result.task === "translate" ? sourceLine(panel) : null, outputLine(panel), scoreLine(panel), alternatives(panel)];
+    return [
+      result.task === "translate" ? sourceLine(panel) : null,
+      outputLine(panel),
+      scoreLine(panel),
+      alternatives(panel),
+    ];
   });
 }
 
@@ -19,7 +24,14 @@ function sourceLine(panel) {
   const [side, to] = panel.result.task === "classify" ? ["encoder", all.encoder.length] : [source.side, source.to];
   const tokens = all[side].slice(0, to);
   const chips = tokens.map((token, at) =>
-    el("span", { class: `token${token.special ? " special" : ""}`, ...hovering(panel, { side, from: at, to: at + 1, key: true }) }, shown(token)),
+    el(
+      "span",
+      {
+        class: `token${token.special ? " special" : ""}`,
+        ...hovering(panel, { side, from: at, to: at + 1, key: true }),
+      },
+      shown(token),
+    ),
   );
   panel.hover.listen("source", (first, second) => {
     const weights = linked(panel, first);
@@ -29,7 +41,11 @@ function sourceLine(panel) {
       chip.classList.toggle("hovered", Boolean(on && on.from <= at && at < on.to));
     });
   });
-  return el("p", { class: "source", "aria-label": "Source" }, chips.flatMap((chip, at) => (startsWithSpace(tokens[at]) && at ? [" ", chip] : [chip])));
+  return el(
+    "p",
+    { class: "source", "aria-label": "Source" },
+    chips.flatMap((chip, at) => (startsWithSpace(tokens[at]) && at ? [" ", chip] : [chip])),
+  );
 }
 
 // The attention of a hovered output token: the chosen head if it reads the source, or the mean of the last such layer.
@@ -46,7 +62,12 @@ function linked(panel, hover) {
 
 function hovering(panel, target) {
   const enter = () => panel.hover.set(target);
-  return { onpointerenter: enter, onfocus: enter, onpointerleave: () => panel.hover.set(null), onblur: () => panel.hover.set(null) };
+  return {
+    onpointerenter: enter,
+    onfocus: enter,
+    onpointerleave: () => panel.hover.set(null),
+    onblur: () => panel.hover.set(null),
+  };
 }
 
 // Position t of the decoder writes token t of the output. The first positions of a prompt are not written by the model.
@@ -68,7 +89,10 @@ function outputLine(panel) {
   result.tokens.output.forEach((token, at) => {
     if (at < first) return;
     const prediction = result.predictions[at];
-    const before = baseline && at <= same ? baseline.predictions[at].alternatives.find((each) => each.id === token.id)?.probability ?? null : null;
+    const before =
+      baseline && at <= same
+        ? (baseline.predictions[at].alternatives.find((each) => each.id === token.id)?.probability ?? null)
+        : null;
     spaces.push(spaced(token, at - first + prompt.length));
     reads.push(at + 1);
     words.push(outputToken(panel, { token, at, prediction, before }));
@@ -80,10 +104,22 @@ function outputLine(panel) {
     const on = [one, two].find((each) => each?.side === "decoder" && !each.key);
     const weights = result.task === "generate" ? linked(panel, one) : null;
     words.forEach((word, i) => word.style.setProperty("--weight", weights?.[reads[i]] ?? 0));
-    words.forEach((word) => word.classList.toggle("hovered", Boolean(on && word.dataset.at && on.from <= word.dataset.at && word.dataset.at < on.to)));
+    words.forEach((word) =>
+      word.classList.toggle(
+        "hovered",
+        Boolean(on && word.dataset.at && on.from <= word.dataset.at && word.dataset.at < on.to),
+      ),
+    );
   });
   const label = { translate: "Translation", generate: "Prompt and continuation" }[result.task];
-  return el("p", { class: `written${fresh ? " fresh" : ""}${state.token !== null && state.panel === index ? " open" : ""}`, "aria-label": label }, words.flatMap((word, at) => (spaces[at] ? [" ", word] : [word])));
+  return el(
+    "p",
+    {
+      class: `written${fresh ? " fresh" : ""}${state.token !== null && state.panel === index ? " open" : ""}`,
+      "aria-label": label,
+    },
+    words.flatMap((word, at) => (spaces[at] ? [" ", word] : [word])),
+  );
 }
 
 function outputToken(panel, { token, at, prediction, before }) {
@@ -92,7 +128,8 @@ function outputToken(panel, { token, at, prediction, before }) {
   const forced = at - result.first < state.forced[index].length;
   const bar = el("span", { class: "bar" });
   bar.style.setProperty("--p", prediction.probability);
-  const tick = before !== null && Math.abs(before - prediction.probability) > 0.002 ? el("span", { class: "tick" }) : null;
+  const tick =
+    before !== null && Math.abs(before - prediction.probability) > 0.002 ? el("span", { class: "tick" }) : null;
   tick?.style.setProperty("--p", before);
   const classes = ["token", "output", token.special && "special", open && "chosen", forced && "forced"];
   return el(
@@ -139,9 +176,20 @@ function scoreLine(panel) {
     all[index] = [];
     panel.update({ forced: all, token: null });
   };
-  if (forced) facts.push(el("span", { class: "fact" }, `${plural(forced, "token")} forced`), panel.offline ? null : el("button", { type: "button", class: "quiet", "data-key": "release", onclick: release }, "Release"));
-  const before = baseline && baseline.output !== result.output ? el("p", { class: "before" }, `With all heads on: ${baseline.output}`) : null;
-  const warnings = result.notes.filter((each) => !each.includes("logit lens")).map((each) => el("p", { class: "note" }, sentence(each)));
+  if (forced)
+    facts.push(
+      el("span", { class: "fact" }, `${plural(forced, "token")} forced`),
+      panel.offline
+        ? null
+        : el("button", { type: "button", class: "quiet", "data-key": "release", onclick: release }, "Release"),
+    );
+  const before =
+    baseline && baseline.output !== result.output
+      ? el("p", { class: "before" }, `With all heads on: ${baseline.output}`)
+      : null;
+  const warnings = result.notes
+    .filter((each) => !each.includes("logit lens"))
+    .map((each) => el("p", { class: "note" }, sentence(each)));
   return el("div", { class: "facts" }, el("p", {}, facts), before, warnings);
 }
 
@@ -172,7 +220,15 @@ function alternatives(panel) {
       {},
       el(
         "button",
-        { type: "button", class: `alternative${now ? " now" : ""}`, disabled: panel.offline, "data-key": `alternative:${each.id}`, "data-id": each.id, "aria-label": `${name}, ${percent(each.probability)}${now ? ", written" : ""}`, onclick: () => force(each.id) },
+        {
+          type: "button",
+          class: `alternative${now ? " now" : ""}`,
+          disabled: panel.offline,
+          "data-key": `alternative:${each.id}`,
+          "data-id": each.id,
+          "aria-label": `${name}, ${percent(each.probability)}${now ? ", written" : ""}`,
+          onclick: () => force(each.id),
+        },
         el("span", { class: "name" }, name),
         el("span", { class: "track", "aria-hidden": "true" }, bar),
         el("span", { class: "p" }, percent(each.probability)),
@@ -180,7 +236,18 @@ function alternatives(panel) {
     );
   });
   const note = panel.offline ? "Token " : "Choose a token to force it; the search continues from there. Token ";
-  return el("section", { class: "alternatives", "aria-label": "Alternatives" }, el("p", { class: "note" }, note, el("b", {}, shown(result.tokens.output[at])), ` has probability ${percent(prediction.probability)}.`), el("ol", {}, rows));
+  return el(
+    "section",
+    { class: "alternatives", "aria-label": "Alternatives" },
+    el(
+      "p",
+      { class: "note" },
+      note,
+      el("b", {}, shown(result.tokens.output[at])),
+      ` has probability ${percent(prediction.probability)}.`,
+    ),
+    el("ol", {}, rows),
+  );
 }
 
 function classes(result, baseline) {
@@ -194,7 +261,13 @@ function classes(result, baseline) {
       bar.style.setProperty("--p", each.probability);
       const tick = before.has(each.label) ? el("span", { class: "tick" }) : null;
       tick?.style.setProperty("--p", before.get(each.label));
-      return el("li", { class: rank ? "" : "best" }, el("span", { class: "name" }, each.label), el("span", { class: "track", "aria-hidden": "true" }, bar, tick), el("span", { class: "p" }, percent(each.probability)));
+      return el(
+        "li",
+        { class: rank ? "" : "best" },
+        el("span", { class: "name" }, each.label),
+        el("span", { class: "track", "aria-hidden": "true" }, bar, tick),
+        el("span", { class: "p" }, percent(each.probability)),
+      );
     }),
   );
 }

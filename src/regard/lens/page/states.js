@@ -22,7 +22,15 @@ export function statesView(node, panel) {
     const names = sides.map((each) => [each, each[0].toUpperCase() + each.slice(1)]);
     const steps = layers.map((_, i) => [i, i ? String(i) : "input"]);
     return [
-      el("div", { class: "controls" }, sides.length > 1 ? segments("Side", names, side, (next) => panel.update({ side: next, step: null }), "side") : null, el("span", { class: "note" }, "Layer"), segments("Layer", steps, step, (next) => panel.update({ step: next }), "step")),
+      el(
+        "div",
+        { class: "controls" },
+        sides.length > 1
+          ? segments("Side", names, side, (next) => panel.update({ side: next, step: null }), "side")
+          : null,
+        el("span", { class: "note" }, "Layer"),
+        segments("Layer", steps, step, (next) => panel.update({ step: next }), "step"),
+      ),
       el("div", { class: "pair" }, norms(result, side, width), stateMap(result, side, step, width)),
       routing(result, side, width),
     ];
@@ -45,7 +53,14 @@ function norms(result, side, width) {
   const most = values.reduce((high, x) => Math.max(high, x), 1e-9);
   const scale = ramp(palette(), 1);
   const labels = layers.map((_, i) => (i === rows - 1 ? "input" : `layer ${rows - 1 - i}`));
-  return described(matrix, { rows: labels, columns: tokensOf(result, side, columns), width: half(width), colourOf: (x) => scale(x / most) }, "Norms of the hidden states", "The length of the vector of every token after every layer.", `norms-${side}`, `The longest is ${most.toPrecision(4)}.`);
+  return described(
+    matrix,
+    { rows: labels, columns: tokensOf(result, side, columns), width: half(width), colourOf: (x) => scale(x / most) },
+    "Norms of the hidden states",
+    "The length of the vector of every token after every layer.",
+    `norms-${side}`,
+    `The longest is ${most.toPrecision(4)}.`,
+  );
 }
 
 function stateMap(result, side, step, width) {
@@ -54,7 +69,22 @@ function stateMap(result, side, step, width) {
   const scale = signedRamp(palette());
   const [rows, columns] = matrix.shape;
   const channels = Array.from({ length: columns }, (_, i) => String(i));
-  return described(matrix, { rows: tokensOf(result, side, rows), columns: channels, width: half(width), height: 20, least: 1, every: columns > 64 ? 32 : 8, colourOf: (x) => scale(x / most) }, `Hidden states, ${step ? `layer ${step}` : "input"}`, "A row for each token, a column for each channel.", `states-${side}-${step}`, `Colours range from −${most.toPrecision(3)} (grey) to ${most.toPrecision(3)}.`);
+  return described(
+    matrix,
+    {
+      rows: tokensOf(result, side, rows),
+      columns: channels,
+      width: half(width),
+      height: 20,
+      least: 1,
+      every: columns > 64 ? 32 : 8,
+      colourOf: (x) => scale(x / most),
+    },
+    `Hidden states, ${step ? `layer ${step}` : "input"}`,
+    "A row for each token, a column for each channel.",
+    `states-${side}-${step}`,
+    `Colours range from −${most.toPrecision(3)} (grey) to ${most.toPrecision(3)}.`,
+  );
 }
 
 function half(width) {
@@ -65,7 +95,9 @@ function described(matrix, options, title, note, name, idle) {
   const value = el("p", { class: "note value", "aria-live": "polite" }, idle);
   const onhover = (at) => {
     const inside = at && at[0] !== null && at[1] !== null;
-    value.textContent = inside ? `${options.rows[at[0]]}, ${options.columns[at[1]]}: ${matrix.get(at[0], at[1]).toPrecision(4)}` : idle;
+    value.textContent = inside
+      ? `${options.rows[at[0]]}, ${options.columns[at[1]]}: ${matrix.get(at[0], at[1]).toPrecision(4)}`
+      : idle;
     drawn.mark(inside ? at[0] : null, inside ? at[1] : null);
   };
   const drawn = heatmap(matrix, { ...options, label: title, onhover });
@@ -74,11 +106,19 @@ function described(matrix, options, title, note, name, idle) {
 
 function routing(result, side, width) {
   const parts = Object.entries(result.routing).filter(([name]) => name.startsWith(side));
-  return parts.flatMap(([name, layers]) =>
+  const maps = parts.flatMap(([name, layers]) =>
     layers.map((layer, i) => {
       const [rows, columns] = layer.shape;
       const experts = Array.from({ length: columns }, (_, e) => String(e + 1));
-      return described(layer, { rows: tokensOf(result, side, rows), columns: experts, width, colourOf: ramp(palette()) }, `Routing, ${name}, layer ${i + 1}`, "The weight of each expert (column) for each token (row).", `routing-${name}-${i + 1}`, "");
+      return described(
+        layer,
+        { rows: tokensOf(result, side, rows), columns: experts, width: half(width), colourOf: ramp(palette()) },
+        `Routing, ${name}, layer ${i + 1}`,
+        "The weight of each expert (column) for each token (row).",
+        `routing-${name}-${i + 1}`,
+        "",
+      );
     }),
   );
+  return maps.length ? el("div", { class: "pair later" }, maps) : null;
 }

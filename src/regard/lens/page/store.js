@@ -51,7 +51,12 @@ function written(state) {
     if (state[name] !== null && state[name] !== DEFAULTS[name]) out.set(short, state[name]);
   state.heads.forEach((heads, i) => {
     const kinds = Object.entries(heads).filter(([, each]) => Object.keys(each).length);
-    const text = kinds.map(([kind, each]) => `${kind}:${Object.entries(each).map(([at, x]) => `${at}=${x}`).join("_")}`);
+    const text = kinds.map(
+      ([kind, each]) =>
+        `${kind}:${Object.entries(each)
+          .map(([at, x]) => `${at}=${x}`)
+          .join("_")}`,
+    );
     if (text.length) out.set(`x${i || ""}`, text.join("~"));
   });
   state.forced.forEach((ids, i) => ids.length && out.set(`f${i || ""}`, ids.join(".")));
@@ -69,7 +74,10 @@ function read(hash) {
   [0, 1].forEach((i) => {
     for (const part of (given.get(`x${i || ""}`) ?? "").split("~").filter(Boolean)) {
       const [kind, entries = ""] = part.split(":");
-      const pairs = entries.split("_").map((entry) => entry.split("=")).filter(([at, x]) => /^\d+\.\d+$/.test(at) && x >= 0);
+      const pairs = entries
+        .split("_")
+        .map((entry) => entry.split("="))
+        .filter(([at, x]) => /^\d+\.\d+$/.test(at) && x >= 0);
       state.heads[i][kind] = Object.fromEntries(pairs.map(([at, x]) => [at, Number(x)]));
     }
     const ids = (given.get(`f${i || ""}`) ?? "").split(".").filter((id) => /^\d+$/.test(id));

@@ -26,7 +26,8 @@ export class Tensor {
     const [heads, rows, columns] = this.shape;
     const size = rows * columns;
     const sum = new Float32Array(size);
-    for (let head = 0; head < heads; head++) for (let i = 0; i < size; i++) sum[i] += this.values[head * size + i] / heads;
+    for (let head = 0; head < heads; head++)
+      for (let i = 0; i < size; i++) sum[i] += this.values[head * size + i] / heads;
     return new Tensor([rows, columns], sum);
   }
 }
