@@ -4,7 +4,6 @@ import os
 import sys
 import webbrowser
 from collections.abc import Callable, Mapping, Sequence
-from threading import Timer
 from typing import TYPE_CHECKING
 from urllib.parse import urlencode
 
@@ -30,13 +29,14 @@ def serve(models: Mapping[str, TrainedModel], port: int, text: str | None, show:
     names = list(models)
     view = {"m": names[0]} | ({"m2": names[1]} if len(names) == 2 else {}) | ({"q": text} if text else {})
     with listen(LOOPBACK, port) as listener:
+        listener.listen()  # from here on, requests wait for the server instead of being refused
         address = f"http://{LOOPBACK}:{listener.getsockname()[1]}/#{urlencode(view)}"
 
         def extend(app: "FastAPI") -> None:
             add_lens(app)
             report(f"the lens is at {address} (stop with Ctrl-C)")
             if show if show is not None else has_screen():
-                Timer(1.0, webbrowser.open, [address]).start()  # the server accepts requests by then
+                webbrowser.open(address)
 
         run_server(dict(models), Settings(LOOPBACK), {}, listener, lambda _: None, extend)
 
