@@ -17,7 +17,7 @@ RunsArgument = Annotated[list[str], typer.Argument(metavar="RUN [RUN2]", help="F
 def lens(
     runs: RunsArgument,
     text: Annotated[
-        str | None, typer.Option(metavar="TEXT", help="Text to begin with. Default: a validation example.")
+        str | None, typer.Option(metavar="SENTENCE", help="Text to begin with. Default: a validation example.")
     ] = None,
     export: Annotated[
         Path | None,

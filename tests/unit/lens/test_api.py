@@ -9,7 +9,10 @@ from fastapi import FastAPI
 from fastapi.testclient import TestClient
 
 from regard.lens import api
+from regard.lens.serve import add_lens
 from regard.lens.session import Lens
+from regard.serving.app import create_app
+from regard.serving.settings import Settings
 from tests.unit.lens.conftest import Make
 
 
@@ -93,3 +96,18 @@ def test_too_many_waiting_requests_are_refused(make: Make, monkeypatch: pytest.M
         go_on.set()
         first.join()
         assert client.post("/lens/api/inspect", json={"text": "one"}).status_code == 200
+
+
+def test_lens_is_a_part_of_the_server_and_behind_its_checks(make: Make) -> None:
+    app = create_app({"a": make("translator")}, Settings(keys=("a secret key",)))
+    add_lens(app)
+    with TestClient(app, base_url="http://127.0.0.1") as client:
+        key = {"Authorization": "Bearer a secret key"}
+        assert client.get("/").status_code == 401
+        assert client.get("/", headers=key).status_code == 200
+        answer = client.post("/lens/api/inspect", json={"text": "one two"}, headers=key)
+        assert answer.json()["model"] == "a"
+        other = {**key, "Host": "attacker.example"}
+        assert client.post("/lens/api/inspect", json={"text": "one"}, headers=other).status_code == 403
+        assert client.get("/health").status_code == 200
+    assert not any("lens" in path for path in app.openapi()["paths"])

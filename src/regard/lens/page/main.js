@@ -178,6 +178,12 @@ function has(result, tab) {
   return true;
 }
 
+function heading(name) {
+  const model = models.find((each) => each.name === name);
+  const about = `${model.family.replaceAll("_", "-")}, ${model.parameters.toLocaleString("en")} parameters`;
+  return el("h2", {}, name, " ", el("span", { class: "about" }, about));
+}
+
 // One column for each shown model, above the tabs and below.
 function layOut(now) {
   const names = now.map((panel) => store.get().models[panel.index]);
@@ -187,7 +193,7 @@ function layOut(now) {
       panel.output = el(
         "section",
         { class: "panel", "aria-label": names[panel.index] },
-        titled ? el("h2", {}, names[panel.index]) : el("span", {}),
+        titled ? heading(names[panel.index]) : el("span", {}),
         el("p", { class: "problem", role: "alert" }),
         el("div", {}),
       );

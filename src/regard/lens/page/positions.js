@@ -50,7 +50,7 @@ function pictures(scheme, panel, width) {
     parts.push(
       map(
         scheme.vectors,
-        `${scheme.scheme} vectors`,
+        scheme.scheme === "Rotary" ? "Rotary angles" : `${scheme.scheme} vectors`,
         WHAT[scheme.scheme] ?? "Rows: positions. Columns: channels.",
         half,
       ),
