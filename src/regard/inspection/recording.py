@@ -17,13 +17,14 @@ from regard.inspection.description import as_record, described
 from regard.inspection.logit_lens import LensLayer, head_of, lens_states
 from regard.inspection.matrix import Axes, Matrix, head_of_layer, layer_of
 from regard.inspection.predictions import Prediction, predictions
-from regard.inspection.record import evaluation, recorded_states
+from regard.inspection.record import evaluation
 from regard.inspection.saving import save
 from regard.inspection.selection import LIMIT, Budget, Selection, SelectiveTrace
 from regard.inspection.sides import Sides, only_row
 from regard.inspection.words import joined
 from regard.models.base import Classifier, Generator, LanguageModel, Model
 from regard.models.encoder_only import MaskedLMModel
+from regard.models.hidden_states import recorded_states
 
 UNKNOWN = -1  # label of a token that no token is known to follow
 AGREES = 1e-4  # largest difference of probabilities that is rounding
