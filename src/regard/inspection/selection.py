@@ -106,10 +106,11 @@ class SelectiveTrace(Trace):
             if kind not in kinds:
                 hint = nearest(kind, kinds) if kinds else "this model has no attention"
                 raise SpecError("kind", f"there is no {kind!r} attention; {hint}")
-        most = max(self.seen.values(), default=0)
+        chosen = self.selection.kinds or self.seen.keys()
+        most = max((self.seen[kind] for kind in chosen), default=0)
         missing = sorted(layer for layer in self.selection.layers or () if layer >= most)
         if missing and most and self.selection.parts & {"attention", "routing"}:
-            raise SpecError("layer", f"there is no layer {missing[0]}; the model has {most}, counted from 0")
+            raise SpecError("layer", f"there is no layer {missing[0]}; there are {most}, counted from 0")
 
     def route(self, name: str, chosen: Int[Tensor, "B T H K"], weights: Float[Tensor, "B T H K"], total: int) -> None:
         layer = self.seen.get(name, 0)

@@ -10,7 +10,7 @@ import torch
 from regard import Batch, build, fast, preset
 from regard.errors import DataError, SpecError
 from regard.inspection.recording import Recording, record
-from regard.models.base import Classifier, LanguageModel, ModelSpec
+from regard.models.base import Classifier, ModelSpec
 from regard.models.baselines.rnn import RecurrentModel
 from regard.models.decoder_only_translator import DecoderOnlyTranslator
 from regard.models.encoder_decoder import EncoderDecoderModel
@@ -110,7 +110,7 @@ def test_logit_lens_is_the_final_norm_and_head_on_every_layer(name: str) -> None
     side = "decoder" if hasattr(model, "decoder") else "encoder"
     assert [layer.layer for layer in recording.logit_lens] == list(range(len(recording.states[side])))
     assert recording.logit_lens[-1].predictions == recording.predictions
-    table: Any = model.tables.get("output") if isinstance(model, LanguageModel) else None
+    table: Any = model.tables.get("output") if hasattr(model, "tables") else None
     for layer in recording.logit_lens[:-1]:
         x = recording.states[side][layer.layer]
         with torch.no_grad():
