@@ -50,7 +50,8 @@ def test_every_family_is_recorded_without_padding(name: str) -> None:
     model, alone, recording = recorded(spec, 1)
     side = "decoder" if hasattr(model, "decoder") else "encoder"
     joined = spec.reads_source and not hasattr(model, "encoder")
-    assert len(recording.tokens[side]) == alone.target.shape[1] + (alone.source.shape[1] if joined else 0)
+    source = alone.source.shape[1] if joined and alone.source is not None else 0
+    assert len(recording.tokens[side]) == alone.target.shape[1] + source
     for kind, layers in recording.attention.items():
         for weights in layers:
             assert weights.shape[-2] == len(recording.tokens[kind.partition(".")[0]])
