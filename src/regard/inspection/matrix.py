@@ -10,7 +10,7 @@ from regard.errors import SpecError, nearest
 from regard.inspection.words import by_words, joined
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Matrix:
     """Attention weights of one head, or the mean of all heads, with the labels of queries (rows) and keys (columns)."""
 

@@ -30,7 +30,7 @@ UNKNOWN = -1  # label of a token that no token is known to follow
 AGREES = 1e-4  # largest difference of probabilities that is rounding
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Routing:
     """The experts, or values of a memory, that one layer chose for each token: K of `total` per head, and weights."""
 
@@ -39,7 +39,7 @@ class Routing:
     total: int
 
 
-@dataclass(frozen=True, repr=False)
+@dataclass(frozen=True, repr=False, eq=False)
 class Recording:
     """What a model computes for one text. Dicts are keyed by "encoder" and "decoder", or by the kind of attention.
 

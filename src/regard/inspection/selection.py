@@ -86,6 +86,7 @@ class SelectiveTrace(Trace):
     size: int = 4  # bytes of a weight
     layers: dict[str, list[int]] = field(default_factory=dict)
     seen: dict[str, int] = field(default_factory=dict)  # number of layers so far
+    expected: list[str] = field(default_factory=list)  # layers whose weights were asked for and have not come yet
 
     def __post_init__(self) -> None:
         super().__init__()
@@ -97,7 +98,14 @@ class SelectiveTrace(Trace):
             return False
         self.budget.claim(shape, self.size, f"the attention weights of {name}, layer {layer},")
         self.layers.setdefault(name, []).append(layer)
+        self.expected.append(name)
         return True
+
+    def add(self, name: str, weights: Float[Tensor, "B H T S"]) -> None:
+        # A layer from outside the package may add its weights without a call of `wants`.
+        if name in self.expected or self.wants(name, weights.shape):
+            self.expected.remove(name)
+            super().add(name, weights)
 
     def check(self) -> None:
         """Raise an error if a selected kind or layer of attention, or layer of experts, does not exist."""

@@ -26,6 +26,11 @@ class Trace:
         self.weights: dict[str, list[Tensor]] = {}
         self.routes: dict[str, list[Route]] = {}
 
+    def clear(self) -> None:
+        """Discard everything that is recorded."""
+        self.weights.clear()
+        self.routes.clear()
+
     def wants(self, name: str, shape: Sequence[int]) -> bool:  # noqa: ARG002
         """Return whether the weights of the next layer `name` are recorded. Their shape will be (B, H, T, S).
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from regard import Batch, build, fast, preset
+from regard import Batch, Trace, build, fast, preset
 from regard.errors import DataError, SpecError
 from regard.inspection.recording import Recording, record
 from regard.models.base import Classifier, ModelSpec
@@ -19,12 +19,15 @@ from regard.nn.branches.experts import MixtureOfExperts, Switch
 from regard.nn.branches.feedforward import FeedForward
 from regard.nn.branches.noisy_experts import NoisyTopKExperts
 from regard.nn.branches.product_key import ProductKeyMemory
-from regard.nn.branches.self_attention import SelfAttention
+from regard.nn.branches.self_attention import SelfAttention, SelfAttentionModule
 from regard.nn.branches.synthesizer import Synthesizer
 from regard.nn.stacks.funnel import Funnel
 from regard.testing import tiny
 from regard.tree import swap
+from regard.variants import VARIANTS, apply
 
+POST_NORM = {"pre_norm", "t5_bias", "learned", "no_scaling"}  # the base of the table has these already
+DEEP = {"layers_24", "layers_18", "layers_8", "layers_6"}
 SMALL: dict[str, Any] = {"vocab": tiny.VOCAB, "d_model": 16}
 SPECS = dict(tiny.families()) | {
     "decoder_only_translator": DecoderOnlyTranslator(**SMALL, heads=4, decoder=tiny.decoder_only().decoder),
@@ -232,8 +235,8 @@ def test_keep_and_layers_select_what_is_stored() -> None:
         only.weights("decoder.cross", 0)
     with pytest.raises(SpecError, match=r"head: there is no head 4; this layer has 4"):
         only.weights("decoder.cross", 2, 4)
-    with pytest.raises(SpecError, match=r"there is no part 'atention' of a recording.*attention"):
-        recorded(spec, keep=["atention"])
+    with pytest.raises(SpecError, match=r"there is no part 'attentions' of a recording.*attention"):
+        recorded(spec, keep=["attentions"])
     with pytest.raises(SpecError, match=r"layers: are counted from 0; -1 is below 0"):
         recorded(spec, layers=[-1])
 
@@ -300,3 +303,57 @@ def test_encoder_and_decoder_of_an_encoder_decoder_have_their_own_tokens() -> No
     assert alone.source is not None
     assert recording.ids == {"encoder": alone.source[0].tolist(), "decoder": alone.target[0].tolist()}
     assert recording.tokens["encoder"] == [str(i) for i in recording.ids["encoder"]]
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_every_row_of_the_table_is_recorded(name: str) -> None:
+    base = tiny.encoder_decoder() if name in POST_NORM else tiny.narang()
+    spec = apply(name, tiny.narang(depth=6, d_model=24, heads=6) if name in DEEP else base)
+    _, alone, recording = recorded(spec, 1)
+    assert len(recording.predictions) == alone.target.shape[1]
+    assert len(recording.logit_lens) == len(recording.states["decoder"])
+    assert recording.logit_lens[-1].predictions == recording.predictions
+    assert recording.notes == []
+    for kind, layers in recording.attention.items():
+        for layer, weights in zip(recording.layers[kind], layers, strict=True):
+            assert torch.equal(recording.weights(kind, layer), weights.mean(0))
+            assert recording.matrix(kind, layer, words=True).weights.shape[1] == weights.shape[2]
+
+
+class PoliteModule(SelfAttentionModule):
+    """Self-attention that adds its weights to a trace without a call of `wants`, as parts of users may do."""
+
+    def forward(self, x: torch.Tensor, ctx: Any, state: Any = None) -> torch.Tensor:
+        if ctx.trace is not None:
+            uniform = torch.ones(x.shape[0], 1, x.shape[1], x.shape[1]) / x.shape[1]
+            ctx.trace.add(self.name, uniform)
+        return super().forward(x, replace(ctx, trace=None), state)
+
+
+def test_a_layer_may_add_weights_without_asking() -> None:
+    model: Any = build(tiny.decoder_only(3)).eval()
+    for block in model.decoder.blocks:
+        block.branches[0].branch.__class__ = PoliteModule
+    batch = Batch(torch.tensor([[5, 6, 7]]))
+    recording = record(model, batch, layers=[1, 2])
+    assert recording.layers["decoder.self"] == [1, 2]
+    assert recording.weights("decoder.self", 2).tolist() == torch.full((3, 3), 1 / 3).tolist()
+    with pytest.raises(DataError, match=r"attention weights of decoder\.self, layer 0,"):
+        record(model, batch, keep=["attention"], limit=10)
+
+
+def test_recorded_steps_of_decoding_equal_one_pass() -> None:
+    """The encoder-decoder by hand; the law `inspection` does the same for every part."""
+    spec = tiny.encoder_decoder(2)
+    model, batch = build(spec).eval(), tiny.collate(spec, tiny.examples(spec, 1))
+    assert isinstance(model, EncoderDecoderModel)
+    whole = record(model, batch)
+    with torch.no_grad():
+        decoding = model.start(batch, batch.target.shape[1])
+        for t in range(batch.target.shape[1]):
+            decoding.trace = Trace()
+            model.advance(batch.target[:, t : t + 1], decoding)
+            for kind, layers in decoding.trace.weights.items():
+                for layer, weights in enumerate(layers):
+                    expected = whole.attention[kind][layer][:, t : t + 1, : weights.shape[3]]
+                    torch.testing.assert_close(weights[0], expected, atol=1e-6, rtol=0)

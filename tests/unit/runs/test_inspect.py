@@ -183,7 +183,7 @@ def test_the_same_picture_has_the_same_bytes(runs: dict[str, Any], tmp_path: Pat
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--kind", "decoder.cros"], "there is no 'decoder.cros' attention; did you mean 'decoder.cross'?"),
+        (["--kind", "decoder.crossing"], "there is no 'decoder.crossing' attention; did you mean 'decoder.cross'?"),
         (["--kind", "cross"], "there is no part 'cross' of a recording; "),
         (["--layer", "7"], "there is no layer 7; there are 3, counted from 0"),
         (["--kind", "encoder.self", "--layer", "2"], "there is no layer 2; there are 2, counted from 0"),
