@@ -91,6 +91,7 @@ def inspect(
     top: int = 5,
     keep: Iterable[str] | None = None,
     layers: Iterable[int] | None = None,
+    queries: slice | None = None,
     limit: int = LIMIT,
     **options: Unpack[LoadOptions],
 ) -> Recording:
@@ -102,12 +103,13 @@ def inspect(
     `run` is a run folder, loaded with `options`, or a `TrainedModel`. The decoder of a translation model reads
     `target`, by default the model's own translation of the text. `top` is the number of alternatives at each position.
     `keep` selects parts ("attention", "routing", "states", "norms", "predictions", "logit_lens") or kinds of attention,
-    such as "decoder.cross". `layers` selects layers of attention and routing, counted from 0. By default, everything is
-    recorded. A recording whose weights and states need more than `limit` bytes is refused before they are allocated.
+    such as "decoder.cross". `layers` selects layers of attention and routing, counted from 0. `queries` selects the
+    tokens whose attention is recorded, such as slice(-10, None) for the last 10. By default, everything is recorded. A
+    recording whose weights and states need more than `limit` bytes is refused before they are allocated.
     """
     loaded = load_one(run, "inspect", **options)
     labels = loaded.objective.labels if loaded.objective.labelled else ()
-    chosen: dict[str, Any] = {"top": top, "keep": keep, "layers": layers, "limit": limit}
+    chosen: dict[str, Any] = {"top": top, "keep": keep, "layers": layers, "queries": queries, "limit": limit}
     return record(loaded.model, batch_of(loaded, text, target), tokenizers=loaded.tokenizers, labels=labels, **chosen)
 
 

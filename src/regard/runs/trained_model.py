@@ -304,18 +304,20 @@ class TrainedModel:
         top: int = 5,
         keep: Iterable[str] | None = None,
         layers: Iterable[int] | None = None,
+        queries: slice | None = None,
         limit: int = LIMIT,
     ) -> Recording:
         """Return what the model computes for a text: attention, routing, hidden states, predictions and logit lens.
 
         The decoder of a translation model reads `target`, by default the model's own translation of the text. `top` is
         the number of alternatives at each position. `keep` selects parts, such as "decoder.cross" or "predictions", and
-        `layers` selects layers of attention (from 0), by default everything. A recording whose weights and states need
+        `layers` selects layers of attention (from 0), and `queries` the tokens whose attention is recorded, by default
+        everything. A recording whose weights and states need
         more than `limit` bytes is refused.
         """
         from regard.runs.inspect import inspect  # noqa: PLC0415  # it imports this module
 
-        return inspect(self, text, target, top=top, keep=keep, layers=layers, limit=limit)
+        return inspect(self, text, target, top=top, keep=keep, layers=layers, queries=queries, limit=limit)
 
     def attention(self, text: str, target: str | None = None) -> "Attention":
         """Return the attention weights for a text, and the tokens of the text.

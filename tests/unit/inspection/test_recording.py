@@ -15,8 +15,10 @@ from regard.models.baselines.rnn import RecurrentModel
 from regard.models.decoder_only_translator import DecoderOnlyTranslator
 from regard.models.encoder_decoder import EncoderDecoderModel
 from regard.nn.block import Block
+from regard.nn.branches.compressed_attention import CompressedAttention
 from regard.nn.branches.experts import MixtureOfExperts, Switch
 from regard.nn.branches.feedforward import FeedForward
+from regard.nn.branches.linformer import Linformer
 from regard.nn.branches.noisy_experts import NoisyTopKExperts
 from regard.nn.branches.product_key import ProductKeyMemory
 from regard.nn.branches.self_attention import SelfAttention, SelfAttentionModule
@@ -357,3 +359,55 @@ def test_recorded_steps_of_decoding_equal_one_pass() -> None:
                 for layer, weights in enumerate(layers):
                     expected = whole.attention[kind][layer][:, t : t + 1, : weights.shape[3]]
                     torch.testing.assert_close(weights[0], expected, atol=1e-6, rtol=0)
+
+
+@pytest.mark.parametrize("fused", [False, True])
+@pytest.mark.parametrize(
+    "spec",
+    [
+        tiny.encoder_decoder(),
+        tiny.convs2s(),
+        tiny.prefix_lm(),
+        tiny.recurrent(),
+        tiny.encoder_only(),
+        *(apply(name, tiny.narang()) for name in ("alibi", "shaw", "rotary", "sliding_window", "synth_dense")),
+        tiny.narang(),
+        tiny.around(Linformer())["masked_lm"],
+        *tiny.around(CompressedAttention()).values(),
+    ],
+    ids=lambda spec: type(spec).__name__,
+)
+def test_selected_queries_have_the_same_weights(spec: ModelSpec, fused: bool) -> None:
+    model, batch = build(spec).eval(), batch_for(spec)
+    if fused:
+        fast.install(model)
+    whole = record(model, batch, row=1)
+    some = record(model, batch, row=1, keep=["attention"], queries=slice(-3, -1))
+    assert some.attention.keys() == whole.attention.keys()
+    for kind, layers in whole.attention.items():
+        T = layers[0].shape[1]
+        assert some.queries[kind] == (T - 3, T - 1)
+        for mine, its in zip(some.attention[kind], layers, strict=True):
+            torch.testing.assert_close(mine, its[:, T - 3 : T - 1])
+        whole_rows, columns = whole.axes.labels(kind, layers[0], False)
+        assert some.axes.labels(kind, some.attention[kind][0], False) == (whole_rows[T - 3 : T - 1], columns)
+        assert some.to_words().matrix(kind).weights.shape[0] == 2
+    with pytest.raises(SpecError, match="queries: none of the"):
+        record(model, batch, queries=slice(90, 99))
+    with pytest.raises(SpecError, match="queries: needs a range of neighbouring tokens"):
+        record(model, batch, queries=slice(0, 4, 2))
+
+
+def test_the_last_tokens_of_a_long_text_are_recorded_within_the_limit() -> None:
+    model = build(tiny.decoder_only(1)).eval()
+    fast.install(model)
+    batch = Batch(torch.randint(3, tiny.VOCAB, (1, 8_000)))
+    recording = record(model, batch, keep=["attention"], queries=slice(-5, None), limit=2**22)
+    assert recording.attention["decoder.self"][0].shape == (4, 5, 8_000)
+    torch.testing.assert_close(recording.attention["decoder.self"][0].sum(-1), torch.ones(4, 5))
+
+
+def test_queries_of_a_funnel_are_refused_because_layers_differ() -> None:
+    spec = replace(tiny.encoder_decoder(), encoder=Funnel((Block((SelfAttention(), FeedForward(24))),), (1, 2)))
+    with pytest.raises(SpecError, match=r"queries: the layers of encoder\.self have different numbers of queries"):
+        recorded(spec, queries=slice(-2, None))
