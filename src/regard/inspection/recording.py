@@ -127,8 +127,9 @@ class Recording:
     ) -> None:
         """Write attention to a PNG or SVG picture, or the recording to a JSON file, as the ending of `path` names.
 
-        A picture has one matrix if `layer` and `head` are given, and otherwise a grid: a row per layer, a column per
-        head. `kind` is a key of `attention`, by default the last one. Pictures need matplotlib.
+        `kind`, by default the last one, and `layer` select the attention. A picture has one matrix if `layer` and `head`
+        are given, and otherwise a grid: a row per layer, a column per head. Pictures need matplotlib. A JSON file has
+        all heads, and if neither kind nor layer is given, all attention.
         """
         save(self, Path(path), kind, layer, head, words)
 

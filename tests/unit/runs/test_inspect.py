@@ -173,6 +173,17 @@ def test_the_command_writes_pictures_and_json(folders: dict[str, Path], tmp_path
     assert by_word["tokens"]["encoder"] == ["abcd", "efgh", "</s>"]
 
 
+def test_a_json_file_has_the_selected_kind_and_layer(runs: dict[str, Any], tmp_path: Path) -> None:
+    recording = runs["translator"].inspect("abcd efgh", "ijkl")
+    recording.save(tmp_path / "a.json")
+    assert json.loads((tmp_path / "a.json").read_text()) == json.loads(json.dumps(recording.to_dict()))
+    recording.save(tmp_path / "a.json", "encoder.self", 1)
+    some = json.loads((tmp_path / "a.json").read_text())
+    assert some["layers"] == {"encoder.self": [1]}
+    assert some["attention"]["encoder.self"] == [recording.to_dict()["attention"]["encoder.self"][1]]
+    assert some["predictions"]
+
+
 def test_the_same_picture_has_the_same_bytes(runs: dict[str, Any], tmp_path: Path) -> None:
     recording = runs["translator"].inspect("abcd efgh", "ijkl")
     for name in ("a.svg", "b.svg"):
@@ -188,12 +199,18 @@ def test_the_same_picture_has_the_same_bytes(runs: dict[str, Any], tmp_path: Pat
         (["--layer", "7"], "there is no layer 7; there are 3, counted from 0"),
         (["--kind", "encoder.self", "--layer", "2"], "there is no layer 2; there are 2, counted from 0"),
         (["--head", "5"], "head: there is no head 5; this layer has 2"),
+        (["--head", "1", "--json"], "--head: applies to pictures; --json prints all heads"),
+        (["--head", "1", "--out", "a.json"], "head: a JSON file has all heads of a layer; leave it out"),
         (["--out", "a.gif"], "the ending must be .png, .svg or .json"),
         (["--out", "nowhere/a.png"], "nowhere does not exist; create this folder first"),
     ],
 )
-def test_wrong_options_are_refused(options: list[str], message: str, folders: dict[str, Path]) -> None:
+def test_wrong_options_are_refused(
+    options: list[str], message: str, folders: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
     assert message in complaint("attention", folders["translator"], "abcd", "--target", "x", *options)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_missing_text_and_missing_attention_are_refused(folders: dict[str, Path]) -> None:
