@@ -127,9 +127,9 @@ class Recording:
     ) -> None:
         """Write attention to a PNG or SVG picture, or the recording to a JSON file, as the ending of `path` names.
 
-        `kind`, by default the last one, and `layer` select the attention. A picture has one matrix if `layer` and `head`
-        are given, and otherwise a grid: a row per layer, a column per head. Pictures need matplotlib. A JSON file has
-        all heads, and if neither kind nor layer is given, all attention.
+        `kind`, by default the last one, and `layer` select the attention. A picture has one matrix if a layer and a
+        head are given, and otherwise a grid: a row per layer, a column per head. Pictures need matplotlib. A JSON file
+        has all heads, and if neither kind nor layer is given, all attention.
         """
         save(self, Path(path), kind, layer, head, words)
 
