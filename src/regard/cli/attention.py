@@ -82,7 +82,7 @@ def _print(recording: "Recording", kind: str | None, layer: int | None, head: in
     heads = recording.attention[kind][-1].shape[0]
     number = numbers[-1] if layer is None else layer
     which = f"head {head}" if head is not None else f"mean of {heads} heads" if heads > 1 else "its only head"
-    known = f" of 0 to {numbers[-1]}" if layer is None else ""
+    known = f" of 0 to {numbers[-1]}" if layer is None and len(numbers) > 1 else ""
     title = f"{kind}, layer {number}{known}, {which}. Rows: queries. Columns: keys."
     screen.print(title, markup=False)
     screen.print()
