@@ -22,6 +22,7 @@ ONLY_COMMAND: Mapping[str, Mapping[str, str]] = {
     "resume": PRINTS | {"run": "path"},
     "ablate": PRINTS,
     "compare": PRINTS | {"plot": "RunComparison.plot"},
+    "attention": PRINTS | {"threads": "see torch.set_num_threads"},
 }
 EMPTY = (None, (), "", [])
 
