@@ -17,8 +17,7 @@ SUFFIXES = (".png", ".svg", ".pdf")
 def write(values: Mapping[tuple[str, int, int], float], path: str | os.PathLike[str], title: str) -> None:
     """Write the values, keyed by (kind, layer, head), as a picture to `path` atomically. This needs matplotlib."""
     path = Path(path)
-    if path.suffix not in SUFFIXES:
-        raise SpecError("--plot", f"{path} must end in {', '.join(SUFFIXES)}")
+    check_suffix(path)
     try:
         # matplotlib is an optional dependency. Without pyplot, figures have no global state and no window.
         from matplotlib.backends.backend_agg import FigureCanvasAgg  # noqa: PLC0415
@@ -48,6 +47,12 @@ def write(values: Mapping[tuple[str, int, int], float], path: str | os.PathLike[
     panels[0].set_ylabel("layer", fontsize=8)
     figure.colorbar(image, ax=list(panels), fraction=0.03, label=title)
     _save(figure, path)
+
+
+def check_suffix(path: Path) -> None:
+    """Raise a SpecError if `path` has no suffix of a picture."""
+    if path.suffix not in SUFFIXES:
+        raise SpecError("--plot", f"{path} must end in {', '.join(SUFFIXES)}")
 
 
 def _grid(values: Mapping[tuple[str, int, int], float], kind: str) -> np.ndarray:

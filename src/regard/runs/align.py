@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 from regard.data.text import ParallelFiles, lines
 from regard.errors import DataError, SpecError, nearest
@@ -21,7 +21,9 @@ from regard.inspection.alignment import (
 )
 from regard.inspection.record import attention
 from regard.runs.heads import ROWS
-from regard.runs.trained_model import TrainedModel, load
+from regard.runs.inference import Runs, load_one, load_runs
+from regard.runs.options import LoadOptions, accepts, cpu_threads
+from regard.runs.trained_model import TrainedModel
 
 MEAN = "mean"  # the name of the mean over all layers
 QUERIES = ("output", "input")
@@ -48,15 +50,19 @@ class Alignments:
         return {"layer": self.layer, "scores": scores, "symmetrised": joint, "alignments": list(self.lines())}
 
 
-def align(
-    run: TrainedModel | str | Path,
+@accepts(LoadOptions, load_runs)
+def align(  # noqa: PLR0913  # the options of the command
+    run: Runs,
     source: str | Path,
     target: str | Path,
     gold: str | Path | None = None,
     layer: int | str | None = None,
     query: str = "output",
-    reverse: TrainedModel | str | Path | None = None,
+    reverse: Runs | None = None,
     symmetrise: str = "grow-diag",
+    *,
+    threads: int | None = None,
+    **options: Unpack[LoadOptions],
 ) -> Alignments:
     """Align the words of the line pairs of two files, by the cross-attention of a trained translator.
 
@@ -66,18 +72,18 @@ def align(
     Words are separated by white space. `reverse` is a translator in the other direction: its alignments are
     symmetrised with those of `run` by `symmetrise`. `gold` is a file of reference alignments.
     """
-    run = run if isinstance(run, TrainedModel) else load(run)
     if symmetrise not in SYMMETRISATIONS:
         raise SpecError("--symmetrise", f"{symmetrise!r} is not known; {nearest(symmetrise, SYMMETRISATIONS)}")
+    model = load_one(run, "align", **options)
     pairs = list(ParallelFiles(str(source), str(target)).records())
     references = None if gold is None else _references(gold, len(pairs))
-    found = by_layer(run, pairs, query)
-    chosen = _chosen(layer, list(found))
-    scores = {} if references is None else _scores(found, pairs, references)
-    if reverse is None:
-        return Alignments(tuple(found[chosen]), chosen, scores)
-    other = reverse if isinstance(reverse, TrainedModel) else load(reverse)
-    backward = by_layer(other, [(there, here) for here, there in pairs], query)
+    with cpu_threads(threads):
+        found = by_layer(model, pairs, query)
+        chosen = _chosen(layer, list(found))
+        scores = {} if references is None else _scores(found, pairs, references)
+        if reverse is None:
+            return Alignments(tuple(found[chosen]), chosen, scores)
+        backward = by_layer(load_one(reverse, "align", **options), [(there, here) for here, there in pairs], query)
     theirs = [frozenset((i, j) for j, i in links) for links in backward[_chosen(layer, list(backward))]]
     joint = tuple(SYMMETRISATIONS[symmetrise](a, b) for a, b in zip(found[chosen], theirs, strict=True))
     return Alignments(joint, chosen, scores, None if references is None else alignment_error_rate(joint, references))

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 from rich.table import Table
 from rich.text import Text
@@ -16,10 +16,13 @@ from regard.inspection import head_plot
 from regard.inspection.importance import Importance, importance_by_ablation, importance_by_gradient, mean_loss
 from regard.inspection.interventions import Head, head_counts
 from regard.inspection.patterns import NAMES, HeadPatterns, head_patterns
-from regard.runs.trained_model import TrainedModel, held_out, load
+from regard.runs.inference import Runs, load_one, load_runs
+from regard.runs.options import LoadOptions, accepts, cpu_threads
+from regard.runs.trained_model import TrainedModel, held_out
 from regard.training.checkpoint import RunFolder
 
 ROWS = 32  # texts per batch
+SHORT = dict(zip(NAMES, ("entropy", "dist", "prev", "next", "cur", "same", "delim"), strict=True))  # column headings
 METHODS = ("gradient", "ablation")
 Texts = Sequence[tuple[str, ...]]
 
@@ -53,28 +56,32 @@ class HeadTable:
     def table(self) -> Table:
         """Return the table for a terminal. A dash stands for a value that is not defined for cross-attention."""
         table = Table(box=None, pad_edge=False)
-        table.add_column("head")
-        for column in (*NAMES, "importance"):
-            table.add_column(column.replace("_", " "), justify="right")
+        table.add_column("head", no_wrap=True)
+        for column in (*SHORT.values(), self.by):
+            table.add_column(column, justify="right")
         for row in self.rows:
-            cells = ["-" if value is None else f"{value:.2f}" for value in row.patterns.values()]
+            cells = ["-" if row.patterns[name] is None else f"{row.patterns[name]:.2f}" for name in SHORT]
             table.add_row(Text(str(row.head)), *cells, f"{row.importance:.4f}")
         return table
 
     def plot(self, path: str | Path) -> None:
         """Draw the importance of every head, as a .png, .svg or .pdf file. This needs matplotlib."""
-        values = {(*row.head,): row.importance for row in self.rows}
+        values = {(row.head.kind, row.head.layer, row.head.head): row.importance for row in self.rows}
         head_plot.write(values, path, f"importance by {self.by}")
 
 
+@accepts(LoadOptions, load_runs)
 def heads(
-    run: TrainedModel | str | Path,
+    run: Runs,
     source: str | Path | None = None,
     target: str | Path | None = None,
     text: str | Path | None = None,
     by: str = "gradient",
     limit: int = 200,
+    *,
+    threads: int | None = None,
     progress: Callable[[Head], None] = lambda _: None,
+    **options: Unpack[LoadOptions],
 ) -> HeadTable:
     """Return a table of the attention heads of a trained model, measured on at most `limit` texts.
 
@@ -82,9 +89,17 @@ def heads(
     run. `by` selects the importance: "gradient" (one backward pass; Michel et al. 2019), or "ablation" (the increase of
     the loss per label if the head is switched off; one pass per head).
     """
-    run = run if isinstance(run, TrainedModel) else load(run)
+    with cpu_threads(threads):
+        return _measured(
+            load_one(run, "heads", **options), {"source": source, "target": target, "text": text}, by, limit, progress
+        )
+
+
+def _measured(
+    run: TrainedModel, files: Mapping[str, Any], by: str, limit: int, progress: Callable[[Head], None]
+) -> HeadTable:
     require_heads(run)
-    texts = texts_for(run, source, target, text, limit)
+    texts = texts_for(run, **files, limit=limit)
     batches = batches_of(run, texts)
     values = importance(run, batches, by, progress)
     ends = {run.tokenizer.bos, run.tokenizer.eos, *delimiters(run)}

@@ -5,7 +5,7 @@ import shutil
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 from regard.data.tokenizer import tokenizer_files
 from regard.errors import DataError, SpecError
@@ -13,8 +13,11 @@ from regard.files import new_folder
 from regard.inspection.importance import mean_loss
 from regard.inspection.interventions import Head, all_heads
 from regard.inspection.pruning import least_important, pruned
+from regard.models.build import build
 from regard.runs.heads import batches_of, importance, require_heads, texts_for
-from regard.runs.trained_model import TrainedModel, held_out, load
+from regard.runs.inference import Runs, load_one, load_runs
+from regard.runs.options import LoadOptions, accepts, cpu_threads
+from regard.runs.trained_model import TrainedModel, held_out, load_weights
 from regard.training.checkpoint import FORMAT, RunFolder, weights_digest, write_json
 
 COPIED = ("environment.json", "baselines.json")
@@ -35,14 +38,18 @@ class Pruning:
         return asdict(self) | {"path": str(self.path), "removed": [str(head) for head in self.removed]}
 
 
+@accepts(LoadOptions, load_runs)
 def prune(
-    run: TrainedModel | str | Path,
+    run: Runs,
     heads: float | str | Sequence[Head],
     out: str | Path,
     by: str | None = None,
     source: str | Path | None = None,
     target: str | Path | None = None,
     text: str | Path | None = None,
+    *,
+    threads: int | None = None,
+    **options: Unpack[LoadOptions],
 ) -> Pruning:
     """Remove attention heads from a trained model, and write the smaller model to the new run folder `out`.
 
@@ -53,26 +60,31 @@ def prune(
     """
     if Path(out).exists():
         raise DataError(f"{out} exists; choose another folder for the pruned model")
-    given = run if isinstance(run, TrainedModel) else load(run)
-    run = load(given.path, "cpu", trust_code=given.trust_code, plain=True)
-    run.model.load_state_dict({name: tensor.cpu() for name, tensor in given.model.state_dict().items()})
-    require_heads(run)
     share, removed = parsed(heads)
     if share is None and by is not None:
         raise SpecError("--by", "has no effect on a list of heads; leave it out, or give a share of the heads")
-    files = any(file is not None for file in (source, target, text))
-    needed = share is not None or files or held_out(RunFolder(run.path))
-    batches = batches_of(run, texts_for(run, source, target, text)) if needed else []
-    if share is not None:
-        values = importance(run, batches, by or "gradient")
-        removed = least_important(run.model, values, share, by_layer=by != "ablation")
-    model = pruned(run.model, removed)
-    smaller = replace(run, model=model, recipe=replace(run.recipe, model=model.spec), path=Path(out))
-    before = len(all_heads(run.model))
-    loss = (mean_loss(run.model, batches), mean_loss(model, batches)) if batches else None
-    write(smaller, run)
+    whole = _plain(load_one(run, "prune", **options))
+    with cpu_threads(threads):
+        needed = share is not None or any((source, target, text)) or held_out(RunFolder(whole.path))
+        batches = batches_of(whole, texts_for(whole, source, target, text)) if needed else []
+        if share is not None:
+            values = importance(whole, batches, by or "gradient")
+            removed = least_important(whole.model, values, share, by_layer=by != "ablation")
+        model = pruned(whole.model, removed)
+        loss = (mean_loss(whole.model, batches), mean_loss(model, batches)) if batches else None
+    smaller = replace(whole, model=model, recipe=replace(whole.recipe, model=model.spec), path=Path(out))
+    write(smaller, whole)
+    before = len(all_heads(whole.model))
     counts = (before, before - len(removed))
-    return Pruning(smaller.path, tuple(sorted(removed)), counts, (run.parameters, smaller.parameters), loss)
+    return Pruning(smaller.path, tuple(sorted(removed)), counts, (whole.parameters, smaller.parameters), loss)
+
+
+def _plain(run: TrainedModel) -> TrainedModel:
+    """Return a copy of the model on the CPU, without the modules of `regard.fast`."""
+    require_heads(run)
+    model = build(run.recipe.model, init=False)
+    load_weights(model, {name: tensor.cpu() for name, tensor in run.model.state_dict().items()}, run.path)
+    return replace(run, model=model.eval())
 
 
 def parsed(heads: float | str | Sequence[Head]) -> tuple[float | None, list[Head]]:

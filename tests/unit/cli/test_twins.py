@@ -22,6 +22,9 @@ ONLY_COMMAND: Mapping[str, Mapping[str, str]] = {
     "resume": PRINTS | {"run": "path"},
     "ablate": PRINTS,
     "compare": PRINTS | {"plot": "RunComparison.plot"},
+    "heads": PRINTS | {"plot": "HeadTable.plot"},
+    "align": PRINTS,
+    "prune": PRINTS,
 }
 EMPTY = (None, (), "", [])
 

@@ -1,0 +1,239 @@
+"""Write docs/results/heads.md: heads switched off, pruning, word alignment and attribution, on Multi30k.
+
+    PYTHONPATH=src python docs/results/heads.py $REGARD_DATA --runs runs/heads --time 30m   # trains, measures, writes
+    PYTHONPATH=src python docs/results/heads.py $REGARD_DATA --runs runs/heads --page       # writes from heads.json
+
+Runs that exist already are used. Results are stored in heads.json after each part, and parts that are in it are not
+measured again.
+"""
+
+import argparse
+import gzip
+import json
+import random
+import tempfile
+from collections import defaultdict
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import sacrebleu
+
+import regard
+from regard.inspection import head_plot
+from regard.inspection.alignment import diagonal_links
+from regard.inspection.importance import head_values, importance_by_ablation, importance_by_gradient, mean_loss
+from regard.inspection.interventions import Head, all_heads, scaled_heads, switched_off
+from regard.inspection.pruning import least_important, pruned
+from regard.runs.attribution import contrast
+from regard.runs.heads import batches_of
+
+HERE = Path(__file__).parent
+STORED = HERE / "heads.json"
+LOSS_TEXTS, BLEU_TEXTS = 400, 200
+SHARES = (0.125, 0.25, 0.375, 0.5, 0.625, 0.75)
+SEEDS = (1, 2, 3)
+CONTRASTS = (
+    ("a woman in a red dress is singing .", "eine", "frau", "mann"),
+    ("two dogs are playing in the snow .", "zwei", "hunde", "kinder"),
+    ("a man is riding a bike down the street .", "ein mann fährt auf einem", "fahrrad", "motorrad"),
+)
+
+
+def main() -> None:
+    """Train the models if necessary, measure, and write the page."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("data", type=Path, help="REGARD_DATA")
+    parser.add_argument("--runs", type=Path, default=Path("runs/heads"), help="folder of the runs en-de and en-fr")
+    parser.add_argument("--time", default="30m", help="training time of each model")
+    parser.add_argument("--page", action="store_true", help="only write the page")
+    options = parser.parse_args()
+    results = json.loads(STORED.read_text()) if STORED.exists() else {}
+    if not options.page:
+        with tempfile.TemporaryDirectory() as folder:
+            measure(options, Path(folder), results)
+    (HERE / "heads.md").write_text(page(results))
+
+
+def measure(options: argparse.Namespace, folder: Path, results: dict[str, Any]) -> None:
+    """Measure every part that `results` lacks, and store it."""
+    texts = {
+        (part, side): unpack(options.data, folder, part, side)
+        for part in ("train", "val")
+        for side in ("en", "de", "fr")
+    }
+    runs = {side: trained(options.runs / f"en-{side}", texts, side, options.time) for side in ("de", "fr")}
+    pairs = list(zip(*(Path(texts["val", side]).read_text().splitlines() for side in ("en", "de")), strict=True))
+    gold = {"enfr": hansards(options.data, folder), "smultron": smultron(options.data, folder)}
+    parts: dict[str, Callable[[], Any]] = {
+        "models": lambda: {side: described(run) for side, run in runs.items()},
+        "off": lambda: heads_off(runs["de"], pairs),
+        "curve": lambda: curve(runs["de"], pairs),
+        "attribution": lambda: [repr(contrast(runs["de"], s, word, foil, p)) for s, p, word, foil in CONTRASTS],
+        "align_fr": lambda: aligned(runs["fr"], *gold["enfr"]),
+        "align_de": lambda: aligned(runs["de"], *gold["smultron"]),
+        "bleu": lambda: bleu_of_pruned(runs["de"], pairs),
+        "off_bleu": lambda: bleu_off(runs["de"], pairs),
+    }
+    for name, part in parts.items():
+        if name not in results:
+            print(name, flush=True)
+            results[name] = part()
+            STORED.write_text(json.dumps(results, indent=1, ensure_ascii=False) + "\n")
+
+
+def unpack(data: Path, folder: Path, part: str, side: str) -> str:
+    """Write the text of one side of a split to a file, and return its path."""
+    path = folder / f"{part}.{side}"
+    with gzip.open(data / "multi30k" / "tok" / f"{part}.lc.norm.tok.{side}.gz", "rt", encoding="utf-8") as file:
+        path.write_text(file.read(), encoding="utf-8")
+    return str(path)
+
+
+def trained(path: Path, texts: dict[tuple[str, str], str], side: str, time: str) -> regard.TrainedModel:
+    """Return the model in the run folder `path`, which is trained now if there is none."""
+    if path.exists():
+        return regard.load(path, "cpu")
+    files = {"source": texts["train", "en"], "target": texts["train", side]}
+    valid = {"valid_source": texts["val", "en"], "valid_target": texts["val", side]}
+    return regard.train(path, **files, **valid, time=time, device="cpu", quiet=False)
+
+
+def described(run: regard.TrainedModel) -> dict[str, Any]:
+    """Return the size, the step and the validation scores of a model."""
+    return {"parameters": run.parameters, "step": run.step, "finished": run.finished, "scores": run.scores}
+
+
+def translated(run: regard.TrainedModel, pairs: list[tuple[str, str]]) -> tuple[float, float]:
+    """Return BLEU and chrF of greedy translations of the first pairs; the text is tokenised already."""
+    some = pairs[:BLEU_TEXTS]
+    outputs = run.translate([source for source, _ in some], beam=1, batch_size=50)
+    references = [[target for _, target in some]]
+    bleu = sacrebleu.corpus_bleu(outputs, references, tokenize="none", force=True)
+    return bleu.score, sacrebleu.corpus_chrf(outputs, references).score
+
+
+def heads_off(run: regard.TrainedModel, pairs: list[tuple[str, str]]) -> dict[str, Any]:
+    """Return the loss of the model, and both kinds of importance of every head."""
+    batches = batches_of(run, pairs[:LOSS_TEXTS])
+    ablation = head_values(importance_by_ablation(run.model, batches))
+    gradient = head_values(importance_by_gradient(run.model, batches))
+    return {
+        "loss": mean_loss(run.model, batches),
+        "ablation": {str(head): value for head, value in ablation.items()},
+        "gradient": {str(head): value for head, value in gradient.items()},
+    }
+
+
+def bleu_off(run: regard.TrainedModel, pairs: list[tuple[str, str]]) -> dict[str, Any]:
+    """Return BLEU and chrF with each head off."""
+    scores = {"none": translated(run, pairs)}
+    for head in all_heads(run.model):
+        with scaled_heads(run.model, switched_off([head])):
+            scores[str(head)] = translated(run, pairs)
+    return scores
+
+
+def rankings(run: regard.TrainedModel, pairs: list[tuple[str, str]]) -> dict[str, tuple[Any, bool]]:
+    """Return the importance of all heads, and whether it is normalised by layer, for each order of removal."""
+    batches = batches_of(run, pairs[:LOSS_TEXTS])
+    orders: dict[str, tuple[Any, bool]] = {
+        "gradient": (importance_by_gradient(run.model, batches), True),
+        "ablation": (importance_by_ablation(run.model, batches), False),
+    }
+    for seed in SEEDS:
+        rng = random.Random(seed)
+        shuffled = {k: [each.clone() for each in layers] for k, layers in orders["ablation"][0].items()}
+        for each in (layer for layers in shuffled.values() for layer in layers):
+            each.copy_(each.new_tensor([rng.random() for _ in range(len(each))]))
+        orders[f"random {seed}"] = shuffled, False
+    return orders
+
+
+def curve(run: regard.TrainedModel, pairs: list[tuple[str, str]]) -> dict[str, Any]:
+    """Return, for each order of removal and each share, the removed heads, and the loss without them."""
+    batches, found = batches_of(run, pairs[:LOSS_TEXTS]), {}
+    for name, (importance, by_layer) in rankings(run, pairs).items():
+        found[name] = []
+        for share in SHARES:
+            removed = least_important(run.model, importance, share, by_layer)
+            with scaled_heads(run.model, switched_off(removed)):
+                found[name].append({"heads": [str(head) for head in removed], "loss": mean_loss(run.model, batches)})
+    return found
+
+
+def bleu_of_pruned(run: regard.TrainedModel, pairs: list[tuple[str, str]]) -> dict[str, Any]:
+    """Return BLEU, chrF and the size of pruned models, for removal by gradient, by ablation and at random."""
+    stored = json.loads(STORED.read_text())["curve"]
+    found: dict[str, Any] = {"whole": [*translated(run, pairs), run.parameters]}
+    plain = regard.load(run.path, "cpu", plain=True)
+    for name in ("gradient", "ablation", "random 1"):
+        found[name] = []
+        for entry in stored[name]:
+            model = pruned(plain.model, [Head.parse(head) for head in entry["heads"]])
+            plain_run = regard.TrainedModel(**{**vars(plain), "model": model})
+            found[name].append([*translated(plain_run, pairs), plain_run.parameters])
+    return found
+
+
+def aligned(run: regard.TrainedModel, source: Path, target: Path, gold: Path) -> dict[str, Any]:
+    """Return the alignment error rate, precision and recall by layer and reading of the attention."""
+    found = {}
+    for query in ("output", "input"):
+        scores = regard.align(run, source, target, gold, query=query).scores
+        found[query] = {name: [score.aer, score.precision, score.recall] for name, score in scores.items()}
+    return found | {"sentences": len(gold.read_text().splitlines())}
+
+
+def hansards(data: Path, folder: Path) -> tuple[Path, Path, Path]:
+    """Return files with the lowercased sentence pairs and the reference of the Hansards test set."""
+    pairs = [line.split("|||") for line in (data / "align/enfr/enfr.src-tgt").read_text("utf-8").splitlines()]
+    gold = (data / "align/enfr/enfr.gold").read_text("utf-8").splitlines()
+    return written(
+        folder,
+        "enfr",
+        [(en.lower().strip(), fr.lower().strip(), links) for (en, fr), links in zip(pairs, gold, strict=True)],
+    )
+
+
+def written(folder: Path, name: str, rows: list[tuple[str, str, str]]) -> tuple[Path, Path, Path]:
+    """Write three files with one column of `rows` each, and return their paths."""
+    paths = tuple(folder / f"{name}.{part}" for part in ("source", "target", "gold"))
+    for path, column in zip(paths, zip(*rows, strict=True), strict=True):
+        path.write_text("".join(f"{line}\n" for line in column), encoding="utf-8")
+    return paths  # type: ignore[return-value]
+
+
+def smultron(data: Path, folder: Path) -> tuple[Path, Path, Path]:
+    """Return files with the sentence pairs and word links of the Smultron sample that are aligned one to one."""
+    where = data / "align" / "smultron-de-en"
+    words = {side: sentences(where / f"smultron_{side}_banana.xml") for side in ("en", "de")}
+    links: dict[tuple[str, str], list[tuple[int, str, int]]] = defaultdict(list)
+    for element in ElementTree.parse(where / "alignments_banana_de_en.xml").iter("align"):
+        ids = {node.get("treebank_id"): str(node.get("node_id")) for node in element.iter("node")}
+        if all(ids[side].split("_")[1] in words[side].get(ids[side].split("_")[0], {}) for side in ids):
+            (en, i), (de, j) = ids["en"].split("_"), ids["de"].split("_")
+            numbers = words["en"][en], words["de"][de]
+            mark = "-" if element.get("type") == "good" else "p"
+            links[en, de].append((numbers[0][i][0], mark, numbers[1][j][0]))
+    partners = {side: defaultdict(set) for side in (0, 1)}
+    for pair in links:
+        for side in (0, 1):
+            partners[side][pair[side]].add(pair[1 - side])
+    rows = []
+    for (en, de), own in links.items():
+        if len(partners[0][en]) == len(partners[1][de]) == 1:
+            texts = [" ".join(word.lower() for _, word in each.values()) for each in (words["en"][en], words["de"][de])]
+            rows.append((texts[0], texts[1], " ".join(f"{i}{mark}{j}" for i, mark, j in own)))
+    return written(folder, "smultron", rows)
+
+
+def sentences(path: Path) -> dict[str, dict[str, tuple[int, str]]]:
+    """Return the words of every sentence of a treebank, without tags: id of the word -> (number from 1, word)."""
+    found = {}
+    for sentence in ElementTree.parse(path).iter("s"):
+        words = [(str(t.get("id")).split("_")[1], str(t.get("word")).replace(" ", "")) for t in sentence.iter("t")]
+        kept = [(name, word) for name, word in words if word and not word.startswith("<")]
+        found[str(sentence.get("id"))] = {name: (n, word) for n, (name, word) in enumerate(kept, start=1)}
+    return found
