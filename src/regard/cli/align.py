@@ -47,7 +47,9 @@ def align(
     loaded = loading.load(run)
     loading.set_threads(loaded.parameters)
     other = None if reverse is None else loading.load(reverse)
-    result = align_words(loaded, source, target, gold, layer, query, other, symmetrise)
+    result = align_words(
+        loaded, source, target, gold=gold, layer=layer, query=query, reverse=other, symmetrise=symmetrise
+    )
     if as_json:
         print_json(result.json())
         return

@@ -61,7 +61,7 @@ def heads(
         def show(head: "Head") -> None:
             status.update(f"without {head}")
 
-        table = head_table(loaded, source, target, text, by, limit, show)
+        table = head_table(loaded, source=source, target=target, text=text, by=by, limit=limit, progress=show)
     if plot is not None:
         table.plot(plot)
     if as_json:

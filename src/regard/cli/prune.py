@@ -41,7 +41,7 @@ def prune(
 
     loaded = loading.load(run)
     loading.set_threads(loaded.parameters)
-    result = prune_heads(loaded, heads, out, by, source, target, text)
+    result = prune_heads(loaded, heads, out, by=by, source=source, target=target, text=text)
     if as_json:
         print_json(result.json())
         return

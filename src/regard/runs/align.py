@@ -55,12 +55,12 @@ def align(  # noqa: PLR0913  # the options of the command
     run: Runs,
     source: str | Path,
     target: str | Path,
+    *,
     gold: str | Path | None = None,
     layer: int | str | None = None,
     query: str = "output",
     reverse: Runs | None = None,
     symmetrise: str = "grow-diag",
-    *,
     threads: int | None = None,
     **options: Unpack[LoadOptions],
 ) -> Alignments:

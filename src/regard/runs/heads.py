@@ -73,12 +73,12 @@ class HeadTable:
 @accepts(LoadOptions, load_runs)
 def heads(
     run: Runs,
+    *,
     source: str | Path | None = None,
     target: str | Path | None = None,
     text: str | Path | None = None,
     by: str = "gradient",
     limit: int = 200,
-    *,
     threads: int | None = None,
     progress: Callable[[Head], None] = lambda _: None,
     **options: Unpack[LoadOptions],
@@ -143,26 +143,18 @@ def texts_for(
     limit: int = 200,
 ) -> Texts:
     """Return the first `limit` examples in the files, or by default of the validation text of the run."""
-    pairs = run.command == "translate"
+    option = {"translate": "--source and --target", "generate": "--text"}.get(run.command)
     if (source is None) != (target is None) or (text is not None and source is not None):
-        raise DataError(
-            "give both --source and --target, or --text, or none of them for the validation text of the run"
-        )
-    if (source is not None and not pairs) or (text is not None and run.command != "generate"):
-        raise DataError(
-            f"{run.path} was trained for {run.objective.kind}; "
-            + (
-                "give --source and --target"
-                if pairs
-                else "give --text"
-                if run.command == "generate"
-                else "give no text"
-            )
-        )
+        raise DataError("give --source and --target, or --text, or none of them for the validation text of the run")
+    if (source is not None and run.command != "translate") or (text is not None and run.command != "generate"):
+        remedy = f"give {option}" if option else "its own validation text is used"
+        raise DataError(f"{run.path} was trained for {run.objective.kind}, which has no such files; {remedy}")
     if source is None and text is None:
         examples = held_out(RunFolder(run.path))[:limit]
         if not examples:
-            raise DataError(f"{run.path} has no validation text; give {'--source and --target' if pairs else '--text'}")
+            raise DataError(
+                f"{run.path} has no validation text to measure heads on" + (f"; give {option}" if option else "")
+            )
         return examples
     corpus = Lines(str(text)) if text is not None else ParallelFiles(str(source), str(target))
     return [tuple(record) for record, _ in zip(corpus.records(), range(limit), strict=False)]

@@ -43,11 +43,11 @@ def prune(
     run: Runs,
     heads: float | str | Sequence[Head],
     out: str | Path,
+    *,
     by: str | None = None,
     source: str | Path | None = None,
     target: str | Path | None = None,
     text: str | Path | None = None,
-    *,
     threads: int | None = None,
     **options: Unpack[LoadOptions],
 ) -> Pruning:
