@@ -97,8 +97,8 @@ def trained(path: Path, texts: dict[tuple[str, str], str], side: str, time: str)
     """Return the model in the run folder `path`, which is trained now if there is none."""
     if path.exists():
         return regard.load(path, "cpu")
-    files = {"source": texts["train", "en"], "target": texts["train", side]}
-    valid = {"valid_source": texts["val", "en"], "valid_target": texts["val", side]}
+    files: dict[str, Any] = {"source": texts["train", "en"], "target": texts["train", side]}
+    valid: dict[str, Any] = {"valid_source": texts["val", "en"], "valid_target": texts["val", side]}
     return regard.train(path, **files, **valid, time=time, device="cpu", quiet=False)
 
 
@@ -183,8 +183,8 @@ def aligned(run: regard.TrainedModel, source: Path, target: Path, gold: Path) ->
     """Return the alignment error rate, precision and recall by layer and reading of the attention."""
     found = {}
     for query in ("output", "input"):
-        scores = regard.align(run, source, target, gold, query=query).scores
-        found[query] = {name: [score.aer, score.precision, score.recall] for name, score in scores.items()}
+        scores = regard.align(run, source, target, gold=gold, query=query).scores
+        found[query] = {name: [score.error_rate, score.precision, score.recall] for name, score in scores.items()}
     return found | {"sentences": len(gold.read_text().splitlines())}
 
 
@@ -213,7 +213,7 @@ def smultron(data: Path, folder: Path) -> tuple[Path, Path, Path]:
     words = {side: sentences(where / f"smultron_{side}_banana.xml") for side in ("en", "de")}
     links: dict[tuple[str, str], list[tuple[int, str, int]]] = defaultdict(list)
     for element in ElementTree.parse(where / "alignments_banana_de_en.xml").iter("align"):
-        ids = {node.get("treebank_id"): str(node.get("node_id")) for node in element.iter("node")}
+        ids = {str(node.get("treebank_id")): str(node.get("node_id")) for node in element.iter("node")}
         if all(ids[side].split("_")[1] in words[side].get(ids[side].split("_")[0], {}) for side in ids):
             (en, i), (de, j) = ids["en"].split("_"), ids["de"].split("_")
             numbers = words["en"][en], words["de"][de]
@@ -399,16 +399,16 @@ def alignment_section(results: dict[str, Any]) -> list[str]:
             "",
             f"{title}, {found['sentences']} sentence pairs:",
             "",
-            "| attention | query | AER | precision | recall |",
+            "| attention | query | error rate | precision | recall |",
             "|---|---|---|---|---|",
         ]
         for layer in (name for name in found["output"] if name != "diagonal"):
             for query in ("output", "input"):
-                aer, precision, recall = found[query][layer]
+                error, precision, recall = found[query][layer]
                 where = "mean of the layers" if layer == "mean" else f"layer {layer}"
-                lines.append(f"| {where} | {query} | {aer:.1%} | {precision:.1%} | {recall:.1%} |")
-        aer, precision, recall = found["output"]["diagonal"]
-        lines.append(f"| diagonal | | {aer:.1%} | {precision:.1%} | {recall:.1%} |")
+                lines.append(f"| {where} | {query} | {error:.1%} | {precision:.1%} | {recall:.1%} |")
+        error, precision, recall = found["output"]["diagonal"]
+        lines.append(f"| diagonal | | {error:.1%} | {precision:.1%} | {recall:.1%} |")
     return lines
 
 

@@ -39,7 +39,7 @@ def align(
 
     Each word of the target is linked to the word of the source that receives most of its attention in one layer of the
     decoder. Words are separated by white space. One line per pair is printed in Pharaoh format: i-j links source word i
-    to target word j, counted from 0. With --gold, the alignment error rates (AER) of all layers and of the diagonal are
+    to target word j, counted from 0. With --gold, the alignment error rates of all layers and of the diagonal are
     printed on standard error.
     """
     from regard.runs.align import align as align_words
@@ -61,4 +61,6 @@ def align(
     if result.symmetrised is not None:
         scores[symmetrise] = result.symmetrised
     for name, score in scores.items():
-        complain(f"{name}: AER {score.aer:.1%}, precision {score.precision:.1%}, recall {score.recall:.1%}")
+        complain(
+            f"{name}: error rate {score.error_rate:.1%}, precision {score.precision:.1%}, recall {score.recall:.1%}"
+        )

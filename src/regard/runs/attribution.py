@@ -37,7 +37,7 @@ def contrast(run: TrainedModel | str | Path, text: str, word: str, foil: str, pr
     """Return how much each input token favours `word` over `foil` as the next word (gradient x input).
 
     A translation model reads `text` as its source, and its output so far is `prefix`. A language model reads `text`.
-    If a word has several subwords, its first subword represents it; the first subwords of both must differ.
+    Both words are represented by the first subwords in which they differ; the model has read what is before these.
     """
     run = run if isinstance(run, TrainedModel) else load(run)
     model = run.model
@@ -47,10 +47,7 @@ def contrast(run: TrainedModel | str | Path, text: str, word: str, foil: str, pr
     if prefix and not translates:
         raise SpecError("prefix", "is the output of a translation model so far; append it to the text")
     before = prefix if translates else text
-    own, other = (next_token(run.tokenizer, before, each) for each in (word, foil))
-    if own == other:
-        raise SpecError("foil", f"{word!r} and {foil!r} begin with the same subword; choose words that differ in it")
-    read = run.tokenizer.encode(before) if before else []
+    read, own, other = first_difference(run.tokenizer, before, word, foil)
     if translates:
         source = run.tokenizers.get("source", run.tokenizer)
         batch = translation([(source.encode(text), read)], bos=run.tokenizer.bos, eos=source.eos)
@@ -72,10 +69,10 @@ def contrast(run: TrainedModel | str | Path, text: str, word: str, foil: str, pr
     return Contrast(words[0], words[1], float(logits[own] - logits[other]), names, cut)
 
 
-def next_token(tokenizer: Tokenizer, before: str, word: str) -> int:
-    """Return the first token of `word` after the text `before`."""
-    start = tokenizer.encode(before) if before else []
-    whole = tokenizer.encode(f"{before} {word}" if before else word)
-    if whole[: len(start)] != start or len(whole) == len(start):
-        raise DataError(f"{word!r} has no token of its own after {before!r}; choose another word")
-    return whole[len(start)]
+def first_difference(tokenizer: Tokenizer, before: str, word: str, foil: str) -> tuple[list[int], int, int]:
+    """Return the tokens of the text `before` and of the common beginning of both words, and the next token of each."""
+    own, other = (tokenizer.encode(f"{before} {each}" if before else each) for each in (word, foil))
+    common = next((n for n, pair in enumerate(zip(own, other, strict=False)) if pair[0] != pair[1]), None)
+    if common is None:
+        raise SpecError("foil", f"the tokens of {word!r} and {foil!r} do not differ, or one begins with the other")
+    return own[:common], own[common], other[common]

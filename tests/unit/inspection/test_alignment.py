@@ -21,11 +21,11 @@ from regard.inspection.alignment import (
 
 
 def test_alignment_error_rate_of_a_hand_example() -> None:
-    """Two sentences: |A| = 5, |S| = 4, |A & S| = 2, |A & P| = 4, so AER = 1 - 6 / 9."""
+    """Two sentences: |A| = 5, |S| = 4, |A & S| = 2, |A & P| = 4, so the error rate is 1 - 6 / 9."""
     gold = [parse_gold("1-1 2-2 3p3", 1), parse_gold("1-1 2-1 2p2", 2)]
     links = [{(0, 0), (2, 2), (1, 0)}, {(0, 0), (1, 1)}]
     score = alignment_error_rate(links, gold)
-    assert score.aer == pytest.approx(1 - 6 / 9)
+    assert score.error_rate == pytest.approx(1 - 6 / 9)
     assert score.precision == pytest.approx(4 / 5)
     assert score.recall == pytest.approx(2 / 4)
 
@@ -34,7 +34,7 @@ def test_a_perfect_alignment_has_no_error() -> None:
     gold = parse_gold("1-1 2-3 2p2", 1)
     assert gold == GoldAlignment(frozenset({(0, 0), (1, 2)}), frozenset({(0, 0), (1, 2), (1, 1)}))
     for links in (gold.sure, gold.possible):
-        assert alignment_error_rate([links], [gold]).aer == 0.0
+        assert alignment_error_rate([links], [gold]).error_rate == 0.0
     with pytest.raises(DataError, match="no link"):
         alignment_error_rate([[]], [parse_gold("", 1)])
 
