@@ -10,7 +10,10 @@ from regard.batch import Batch, translation
 from regard.errors import DataError
 from regard.inspection.patterns import antecedent_score, distance_profile, entropy, head_patterns, span_attention
 from regard.inspection.record import attention
+from regard.models.decoder_only import DecoderOnly
+from regard.models.decoder_only_translator import DecoderOnlyTranslator
 from regard.testing import laws, tiny
+from regard.tree import hints
 
 
 def weights(B: int = 2, H: int = 3, T: int = 5, S: int = 5) -> Tensor:
@@ -104,3 +107,13 @@ def test_antecedent_score_is_the_share_of_the_antecedent() -> None:
     w[0, 3] = torch.tensor([0.3, 0.3, 0.2, 0.2])  # 0.3 per token of the antecedent, 0.2 of the distractor
     w[1, 3, 3] = 1.0  # neither
     assert antecedent_score(w, [3], [0, 1], [2]).tolist() == pytest.approx([0.6, 0.5])
+
+
+def test_the_keys_of_a_decoder_only_translator_are_source_and_target() -> None:
+    spec = DecoderOnlyTranslator(**{name: getattr(tiny.decoder_only(), name) for name in hints(DecoderOnly)})
+    model = laws.Subject(spec).own_model()
+    batch = translation([([5, 6, 7], [8, 9])])  # reads 5 6 7 eos bos 8 9
+    (w,) = attention(model, batch)["decoder.self"][:1]
+    found = head_patterns(model, [batch], {5, 9})["decoder.self"][0]
+    assert found.delimiter is not None
+    assert found.delimiter.tolist() == pytest.approx(w[0][:, :, [0, 6]].sum(-1).mean(-1).tolist())
