@@ -21,7 +21,10 @@ def align(
     ] = None,
     layer: Annotated[
         str | None,
-        typer.Option(metavar="N", help="Decoder layer, counted from 0, or mean for all. Default: the last but one."),
+        typer.Option(
+            metavar="N",
+            help="Decoder layer, counted from 0, or mean. Default: last but one; last of fewer than three layers.",
+        ),
     ] = None,
     query: Annotated[
         str, typer.Option(metavar="STEP", help="Attention when a word is predicted (output) or read (input).")

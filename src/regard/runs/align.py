@@ -67,8 +67,8 @@ def align(  # noqa: PLR0913  # the options of the command
     """Align the words of the line pairs of two files, by the cross-attention of a trained translator.
 
     Each target word is linked to the source word that receives most of its attention, averaged over the heads of a
-    `layer` (from 0, or "mean" for all layers; default: the last but one, which aligns best according to Garg et al.
-    2019). `query` "output" reads the attention when the word is predicted, and "input" when it is read, one step later.
+    `layer` (from 0, or "mean" for all layers). The default is the last but one, which aligns best according to Garg et
+    al. 2019, or the last of fewer than three layers. `query` "output" reads the attention when the word is predicted, and "input" when it is read, one step later.
     Words are separated by white space. `reverse` is a translator in the other direction: its alignments are
     symmetrised with those of `run` by `symmetrise`. `gold` is a file of reference alignments.
     """
@@ -151,10 +151,10 @@ def _words(run: TrainedModel, ids: Sequence[int], side: str, text: str, number: 
 
 
 def _chosen(layer: int | str | None, names: list[str]) -> str:
-    """Return the name of the chosen layer, by default the last but one."""
+    """Return the name of the chosen layer; by default the last but one, or the last of fewer than three layers."""
     layers = names[:-1]
     if layer is None:
-        return layers[max(0, len(layers) - 2)]
+        return layers[-2] if len(layers) > 2 else layers[-1]
     if str(layer) not in names:
         raise SpecError("--layer", f"{layer!r} is not one of {', '.join(names)}")
     return str(layer)
