@@ -372,7 +372,8 @@ def pruning_section(results: dict[str, Any]) -> list[str]:
         lines += [
             "",
             f"After {TUNED_STEPS} steps of `regard train --from`, the model without {tuned['heads']} heads (order by "
-            f"ablation) has a loss of {tuned['loss']:.3f}, BLEU {tuned['scores'][0]:.1f} and chrF {tuned['scores'][1]:.1f}.",
+            f"ablation) has a loss of {tuned['loss']:.3f}, BLEU {tuned['scores'][0]:.1f} and "
+            f"chrF {tuned['scores'][1]:.1f}.",
         ]
     return lines
 

@@ -34,8 +34,9 @@ def align(
         typer.Option(metavar="RUN", help="Translation model in the other direction, to symmetrise the alignments."),
     ] = None,
     symmetrise: Annotated[
-        str, typer.Option(metavar="METHOD", help="With --reverse: grow-diag, intersection or union.")
-    ] = "grow-diag",
+        str | None,
+        typer.Option(metavar="METHOD", help="With --reverse: grow-diag (default), intersection or union."),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Align the words of sentence pairs, and measure the alignment error rate.
@@ -62,7 +63,7 @@ def align(
         (name if name in ("mean", "diagonal") else f"layer {name}"): score for name, score in result.scores.items()
     }
     if result.symmetrised is not None:
-        scores[symmetrise] = result.symmetrised
+        scores[symmetrise or "grow-diag"] = result.symmetrised
     for name, score in scores.items():
         complain(
             f"{name}: error rate {score.error_rate:.1%}, precision {score.precision:.1%}, recall {score.recall:.1%}"

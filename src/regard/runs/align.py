@@ -60,7 +60,7 @@ def align(  # noqa: PLR0913  # the options of the command
     layer: int | str | None = None,
     query: str = "output",
     reverse: Runs | None = None,
-    symmetrise: str = "grow-diag",
+    symmetrise: str | None = None,
     threads: int | None = None,
     **options: Unpack[LoadOptions],
 ) -> Alignments:
@@ -68,10 +68,14 @@ def align(  # noqa: PLR0913  # the options of the command
 
     Each target word is linked to the source word that receives most of its attention, averaged over the heads of a
     `layer` (from 0, or "mean" for all layers). The default is the last but one, which aligns best according to Garg et
-    al. 2019, or the last of fewer than three layers. `query` "output" reads the attention when the word is predicted, and "input" when it is read, one step later.
-    Words are separated by white space. `reverse` is a translator in the other direction: its alignments are
-    symmetrised with those of `run` by `symmetrise`. `gold` is a file of reference alignments.
+    al. 2019, or the last of fewer than three layers. `query` "output" reads the attention when the word is predicted,
+    and "input" when it is read, one step later. Words are separated by white space. `reverse` is a translator in the
+    other direction: its alignments are symmetrised with those of `run` by `symmetrise` (default: "grow-diag"). `gold`
+    is a file of reference alignments.
     """
+    if symmetrise is not None and reverse is None:
+        raise SpecError("--symmetrise", "needs a model of the other direction; give --reverse, or leave it out")
+    symmetrise = symmetrise or "grow-diag"
     if symmetrise not in SYMMETRISATIONS:
         raise SpecError("--symmetrise", f"{symmetrise!r} is not known; {nearest(symmetrise, SYMMETRISATIONS)}")
     model = load_one(run, "align", **options)

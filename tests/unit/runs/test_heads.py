@@ -162,6 +162,8 @@ def test_alignments_in_both_directions_are_symmetrised(stored: Path, files: Any)
     assert list(joint) == [a | b for a, b in zip(own, turned, strict=True)]
     with pytest.raises(SpecError, match="'unions' is not known; did you mean 'union'"):
         regard.align(run, **files, reverse=run, symmetrise="unions")
+    with pytest.raises(SpecError, match="needs a model of the other direction"):
+        regard.align(run, **files, symmetrise="union")
 
 
 def test_empty_lines_have_no_links(stored: Path, tmp_path: Path, pairs: list[tuple[str, str]]) -> None:
