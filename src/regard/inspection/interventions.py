@@ -139,7 +139,8 @@ def scaled_heads(model: Model, factors: Factors) -> Iterator[None]:
     search runs step by step in the meantime. Contexts can be nested, and their factors are multiplied. At the end, the
     model is as it was before, even after an exception.
 
-    The context changes the modules of the model. Do not use the model in another thread in the meantime.
+    The context changes the modules of this model object: it has no effect on worker processes (`workers=`) and other
+    engines (`engine="ctranslate2"`), which have their own copies. Do not use the model in another thread meanwhile.
     """
     layers = attention_layers(model)
     scales = {kind: _per_layer(kind, given, layers) for kind, given in factors.items()}

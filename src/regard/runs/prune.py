@@ -53,10 +53,10 @@ def prune(
 ) -> Pruning:
     """Remove attention heads from a trained model, and write the smaller model to the new run folder `out`.
 
-    `heads` is a share (0.25: the least important quarter) or a list of heads, such as "decoder.cross:1.0,encoder.self:
-    0.3" with layers and heads counted from 0. For a share, the importance is measured as in `regard.heads`, by
-    "gradient" (the default, divided by the norm of its layer) or by "ablation", on the given files or the validation
-    text of the run. The new run is used, evaluated and fine-tuned like any other.
+    `heads` is a share (0.25: the least important quarter), or a list of heads, such as "decoder.cross:1.0,
+    encoder.self:0.3", with layers and heads counted from 0. For a share, the importance is measured as in
+    `regard.heads`, by "gradient" (the default, divided by the norm of its layer) or by "ablation", on the given files
+    or the validation text of the run. The new run is used, evaluated and fine-tuned like any other.
     """
     if Path(out).exists():
         raise DataError(f"{out} exists; choose another folder for the pruned model")
