@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import chain
 from typing import Any, TypeVar
 
 from regard.decoding.constraints import TokenConstraints
@@ -70,8 +71,9 @@ class SharedEngine(Engine):
         translates: bool,
     ) -> Iterator[list[Piece]]:
         self.scheduler.submit([Row(self.ticket, 0, Decode(ids, search, limits, rules, row, translates, True))])
-        for event in self.ticket.events(1):
-            yield [event.value]
+        events = self.ticket.events(1)
+        first = next(events)  # an error of the search is raised here, before the caller yields anything
+        return ([event.value] for event in chain([first], events))
 
 
 def submit(scheduler: Scheduler, ticket: Ticket, tasks: Sequence[Task]) -> list[Any]:
