@@ -15,7 +15,7 @@ import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import openai
 import pytest
@@ -34,6 +34,7 @@ from regard.serving.ticket import Ticket
 from .conftest import complaint, regard, reversed_pairs, write
 
 KEY = "a-key-for-tests"
+SLOW = [HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.data_too_large]
 TEXTS = list(dict.fromkeys(source for source, _ in reversed_pairs(40, 9)))
 SHORT = tuple(
     f"--set={change}" for change in ("model.d_model=24", "train.steps=30", "train.decode=2", "data.tokenizer.vocab=300")
@@ -99,20 +100,26 @@ def test_translations_equal_those_of_the_command(http: TestClient, models: dict[
     assert [best[0]["text"] for best in answer["translations"]] == toy.translate(TEXTS[:20])
     answer = http.post("/v1/translate", json={"texts": TEXTS[0], "n_best": 3, "beam": 4}).json()
     (expected,) = toy.translations([TEXTS[0]], n_best=3, beam=4)
-    assert answer["translations"] == [
-        [{"text": o.text, "score": o.score, "log_prob": o.log_prob, "tokens": list(o.tokens), "ended": o.ended} for o in expected]
-    ]  # fmt: skip
-    options = {"temperature": 1.0, "seed": 7, "max_len": 6}
+    names = ("text", "score", "log_prob", "tokens", "ended")
+    assert answer["translations"] == [[json.loads(json.dumps({n: getattr(o, n) for n in names})) for o in expected]]
+    options: dict[str, Any] = {"temperature": 1.0, "seed": 7, "max_len": 6}
     answer = http.post("/v1/translate", json={"texts": TEXTS[:5], **options}).json()
     assert [best[0]["text"] for best in answer["translations"]] == toy.translate(TEXTS[:5], **options)
-    for options in ({"required": ["Haus"]}, {"banned": ["Haus"]}, {"prefix": "Haus", "no_repeat": 2}):
+    several: list[dict[str, Any]] = [{"required": ["Haus"]}, {"banned": ["Haus"]}, {"prefix": "Haus", "no_repeat": 2}]
+    for options in several:
         answer = http.post("/v1/translate", json={"texts": TEXTS[:5], **options}).json()
         assert [best[0]["text"] for best in answer["translations"]] == toy.translate(TEXTS[:5], **options)
 
 
 def test_requests_with_other_options_at_the_same_time_do_not_mix(models: dict[str, package.TrainedModel]) -> None:
     toy = models["toy"]
-    options = [{}, {"beam": 1}, {"beam": 3, "required": ["rot"]}, {"temperature": 0.9, "seed": 3}, {"max_len": 2}]
+    options: list[dict[str, Any]] = [
+        {},
+        {"beam": 1},
+        {"beam": 3, "required": ["rot"]},
+        {"temperature": 0.9, "seed": 3},
+        {"max_len": 2},
+    ]
     expected = [[toy.translate(text, **each) for text in TEXTS[:4]] for each in options]
     found: dict[tuple[int, int], str] = {}
     with started(models) as (url, _):
@@ -206,6 +213,7 @@ def check_openai(client: openai.OpenAI, novel: package.TrainedModel) -> None:
     assert [choice.text for choice in answer.choices] == [best[0].text for best in sampled]
     whole = client.completions.create(model="novel", prompt="one", max_tokens=8, seed=4, n=3)
     parts: dict[int, str] = {}
+    usage = None
     for chunk in client.completions.create(
         model="novel", prompt="one", max_tokens=8, seed=4, n=3, stream=True, stream_options={"include_usage": True}
     ):
@@ -217,7 +225,7 @@ def check_openai(client: openai.OpenAI, novel: package.TrainedModel) -> None:
     text = greedy.text.removeprefix("one two")
     stop = text[2:4]
     for stream in (False, True):
-        answer = client.completions.create(
+        answer: Any = client.completions.create(
             model="novel", prompt="one two", max_tokens=10, temperature=0, stop=[stop], stream=stream
         )
         choices = [c for chunk in answer for c in chunk.choices] if stream else answer.choices
@@ -351,7 +359,11 @@ def test_full_queue_refuses_and_recovers(models: dict[str, package.TrainedModel]
         blocker = threading.Thread(target=model.call, args=(gate.wait,))
         blocker.start()
         results: list[Any] = []
-        threads = [threading.Thread(target=lambda: results.append(post(url + "/v1/translate", {"texts": "one"}))) for _ in range(2)]  # fmt: skip
+
+        def send() -> None:
+            results.append(post(url + "/v1/translate", {"texts": "one"}))
+
+        threads = [threading.Thread(target=send) for _ in range(2)]
         for thread in threads:
             thread.start()
         until(lambda: model.active == 2)
@@ -479,10 +491,10 @@ def test_no_request_of_the_schema_fails_inside_the_server(models: dict[str, pack
     app = create_app(models, settings_of(allow_hosts=("testserver",), **limits))
     statuses: dict[str, set[int]] = {}
     for operation in schemathesis.openapi.from_asgi("/openapi.json", app).get_all_operations():
-        case = operation.ok().as_strategy()
+        case = cast(Any, operation).ok().as_strategy()
 
         @given(case)
-        @settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck), database=None)
+        @settings(max_examples=15, deadline=None, suppress_health_check=SLOW, database=None)
         def sends(case: schemathesis.Case) -> None:
             response = case.call()
             statuses.setdefault(case.path, set()).add(response.status_code)
