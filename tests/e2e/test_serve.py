@@ -142,6 +142,19 @@ def post(url: str, body: object, **headers: str) -> Any:
         return json.loads(response.read())
 
 
+def test_ctranslate2_computes_the_batches(models: dict[str, package.TrainedModel]) -> None:
+    toy = models["toy"]
+    engine = toy.engine("ctranslate2")
+    assert engine is not None
+    app = create_app({"toy": toy}, settings_of(), {"toy": engine})
+    with TestClient(app, base_url="http://127.0.0.1", raise_server_exceptions=False) as client:
+        answer = client.post("/v1/translate", json={"texts": TEXTS[:10]}).json()
+        assert [best[0]["text"] for best in answer["translations"]] == toy.translate(TEXTS[:10], engine=engine)
+        refused = client.post("/v1/translate", json={"texts": "one", "temperature": 1.0})
+        assert refused.status_code == 422
+        assert "ctranslate2" in refused.json()["error"]
+
+
 def test_alignment_and_attention_are_returned_on_request(
     http: TestClient, models: dict[str, package.TrainedModel]
 ) -> None:
@@ -480,6 +493,8 @@ def test_command_refuses_what_cannot_work(run: Path, tmp_path: Path) -> None:
     (tmp_path / "keys").write_text("\n")
     assert "contains no API key" in complaint(*serve, "--api-key-file", str(tmp_path / "keys"))
     assert "at least 8" in complaint("serve", str(run), "--port", "0", "--api-key-file", write(tmp_path / "k", ["abc"]))
+    assert "computes on the CPU" in complaint(*serve, "--engine", "ctranslate2", "--device", "cuda")
+    assert "applies only to the native engine" in complaint(*serve, "--engine", "ctranslate2", "--plain")
     assert "'torch' is not known" in complaint(*serve, "--engine", "torch")
     assert "have the same name" in complaint("serve", str(run), str(run), "--port", "0")
     assert "does not exist" in complaint("serve", str(tmp_path / "nothing"), "--port", "0")

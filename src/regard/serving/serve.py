@@ -63,7 +63,12 @@ def serve(  # noqa: PLR0913  # the options of the command line
     """
     check_installed()
     keys = read_keys(api_key_file)
-    if engine != "native" and loading.get("device", "auto") == "auto":
+    if engine != "native":
+        if loading.get("device", "auto") not in {"auto", "cpu"}:
+            message = f"the engine {engine!r} computes on the CPU, not on {loading.get('device')!r}; leave out --device"
+            raise SpecError("--device", message)
+        if loading.get("plain"):
+            raise SpecError("--plain", "applies only to the native engine; leave out --plain or --engine")
         loading["device"] = "cpu"
     with listen(host, port) as listener, cpu_threads(threads):
         models = named(load_runs(runs, **loading))
