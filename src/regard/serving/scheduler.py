@@ -173,7 +173,11 @@ class Scheduler:
             return added
 
         self.observe(len(rows))
-        batch.steps = self.runner(rows, more)
+        try:
+            batch.steps = self.runner(rows, more)
+        except Exception as error:
+            self._end(rows, error)
+            return
         with self.changed:
             self.running.append(batch)
 
