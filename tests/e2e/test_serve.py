@@ -286,6 +286,33 @@ def test_libretranslate_contract(http: TestClient, models: dict[str, package.Tra
     assert parts.json() == {"translatedText": one}
 
 
+def test_language_of_the_text_chooses_among_several_models(models: dict[str, package.TrainedModel]) -> None:
+    toy = models["toy"]
+    two = {"first": toy, "second": toy}
+    app = create_app(two, Settings(pairs={"first": Pair("en", "de"), "second": Pair("fr", "de")}))
+    texts = ["This is a sentence in the English language.", "Ceci est une phrase dans la langue de Paris."]
+    with TestClient(app, base_url="http://127.0.0.1", raise_server_exceptions=False) as client:
+        answer = client.post("/translate", json={"q": texts, "source": "auto", "target": "de"}).json()
+        assert [each["language"] for each in answer["detectedLanguage"]] == ["en", "fr"]
+        assert answer["translatedText"] == toy.translate(texts)
+        found = client.post("/detect", data={"q": texts[1]}).json()
+        assert [each["language"] for each in found] == ["fr", "en"]
+        assert found[0]["confidence"] > 50
+        assert [each["code"] for each in client.get("/languages").json()] == ["en", "fr"]
+        named = client.post("/v1/translate", json={"texts": "one"})
+        assert named.json() == {"error": "2 models can translate; name one: 'first', 'second'"}
+
+
+def test_pages_of_allowed_origins_may_read_the_answers(models: dict[str, package.TrainedModel]) -> None:
+    origin = {"origin": "https://my.example"}
+    for allowed in ((), ("https://my.example",)):
+        app = create_app({"toy": models["toy"]}, settings_of(allow_origins=allowed))
+        with TestClient(app, base_url="http://127.0.0.1") as client:
+            answer = client.get("/languages", headers=origin)
+            assert answer.status_code == (200 if allowed else 403)
+            assert answer.headers.get("access-control-allow-origin") == ("https://my.example" if allowed else None)
+
+
 @pytest.mark.parametrize(
     ("body", "status", "sentence"),
     [
