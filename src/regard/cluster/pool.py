@@ -227,6 +227,7 @@ class ClusterPool(Executor):
             self._closed.set()
             jobs, self._jobs = list(self._jobs.values()), {}
         self.scheduler.cancel([job.submissions[-1] for job in jobs])
+        self.scheduler.close()
         for job in jobs:
             job.future.set_exception(JobError("its pool was closed"))
         self._thread.join()

@@ -112,6 +112,10 @@ class Scheduler(Protocol):
         """End the jobs."""
         ...
 
+    def close(self) -> None:
+        """Wait for processes of this machine, after all jobs have ended or been cancelled."""
+        ...
+
     def why(self, job: str) -> str:
         """Return how a job ended, such as `OUT_OF_MEMORY`, or an empty string."""
         ...
@@ -150,11 +154,13 @@ class LocalScheduler:
         return {job for job in jobs if job in self.jobs and not self.jobs[job].done()}
 
     def cancel(self, jobs: Iterable[str]) -> None:
-        ending = [self.jobs[job] for job in jobs if job in self.jobs]
-        for job in ending:
-            with suppress(ProcessLookupError):
-                job.cancel(check=False)
-        for job in ending:  # the controller ends its job within about a second
+        for job in jobs:
+            if job in self.jobs:
+                with suppress(ProcessLookupError):
+                    self.jobs[job].cancel(check=False)
+
+    def close(self) -> None:
+        for job in self.jobs.values():  # a controller ends with its job, or within about a second of SIGINT
             try:
                 job._process.wait(5)
             except subprocess.TimeoutExpired:  # it ignores SIGINT, as a background process of a shell does
@@ -210,6 +216,9 @@ class SlurmScheduler:
     def cancel(self, jobs: Iterable[str]) -> None:
         if listed := list(jobs):
             _output("scancel", *listed)
+
+    def close(self) -> None:
+        pass
 
     def why(self, job: str) -> str:
         states = _output("sacct", "--noheader", "--allocations", "--parsable2", f"--jobs={job}", "--format=State")
