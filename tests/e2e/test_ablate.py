@@ -1,8 +1,12 @@
 """regard ablate: tables, continuation of killed runs, and invalid options."""
 
 import json
+import os
+import random
 import signal
+import subprocess
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -105,6 +109,75 @@ def test_a_killed_ablation_continues_to_the_same_table(corpus: dict[str, str], s
     assert table(out) == table(straight)
     assert {path: path.stat().st_mtime_ns for path in done} == done
     assert len(listed(out)) == len(set(listed(out))) == 5
+
+
+def started(out: Path) -> dict[str, int]:
+    """Return the latest process of every job of a cluster that has started, by the name of the job's folder."""
+    pids = {}
+    for path in out.glob("cluster/*/events.jsonl"):
+        with suppress(OSError, ValueError, IndexError):  # the job has just finished, or is writing
+            lines = [json.loads(line) for line in path.read_text().splitlines()]
+            pids[path.parent.name] = [line["started"]["pid"] for line in lines if "started" in line][-1]
+    return pids
+
+
+def killed_jobs(running: subprocess.Popen[bytes], out: Path, kills: int, seed: int) -> int:
+    """Kill jobs of a running ablation at random moments. Return the number of kills."""
+    rng, seen = random.Random(seed), set[tuple[str, int]]()
+    killed = 0
+    while killed < kills and running.poll() is None:
+        time.sleep(0.05)
+        for job, pid in started(out).items() - seen:
+            seen.add((job, pid))
+            if killed < kills and rng.random() < 0.7:
+                time.sleep(rng.uniform(0.0, 1.5))
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+                    killed += 1
+    return killed
+
+
+@pytest.mark.slow
+def test_a_sweep_on_a_cluster_with_two_killed_jobs_gives_the_same_table(
+    corpus: dict[str, str], straight: Path, tmp_path: Path
+) -> None:
+    """With REGARD_SWEEP=1 (make test-sweep), the sweep has 12 runs."""
+    pytest.importorskip("submitit")
+    out, rows = tmp_path / "cluster", ROWS
+    if full := "REGARD_SWEEP" in os.environ:
+        rows, straight = ("--rows", "gelu,swiglu,rms_norm", "--seeds", "2"), tmp_path / "straight"
+        result = regard(*ablation(corpus, straight, *rows, "--jobs", "1", "-q"))
+        assert result.returncode == 0, result.stderr
+    else:  # two of the five runs are finished
+        (out / "runs").mkdir(parents=True)
+        first = (straight / "results.jsonl").read_text().split("\n")[:2]
+        (out / "results.jsonl").write_text("".join(line + "\n" for line in first))
+    words = ablation(corpus, out, *rows, "--jobs", "2", "--cluster", "local")
+    with process(*words) as running:
+        killed = killed_jobs(running, out, 2, seed=int(os.environ.get("REGARD_SWEEP", "1")))
+        _, stderr = running.communicate(timeout=600)
+    output = stderr.decode()
+    assert running.returncode == 0, output
+    assert killed == 2
+    assert 1 <= output.count("submitted again as job") <= 2, "a kill may come just after the result"
+    assert table(out) == table(straight)
+    assert len(listed(out)) == len(set(listed(out))) == (12 if full else 5)
+    assert not (out / "cluster").exists() or not list((out / "cluster").glob("*/result.json"))
+
+
+def test_a_cluster_that_is_not_there_is_named_before_anything_is_written(
+    corpus: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("submitit")
+    monkeypatch.setenv("PATH", "/nowhere")
+    out = tmp_path / "out"
+    words = ablation(corpus, out, "--rows", "gelu")
+    assert "cannot submit jobs to Slurm" in complaint(*words, "--cluster", "slurm")
+    assert "--partition: applies to --cluster slurm" in complaint(*words, "--partition", "gpu")
+    assert "did you mean 'local'" in complaint(*words, "--cluster", "locale")
+    ladder = ("ladder", "--source", corpus["source"], "--target", corpus["target"], "--out", str(out))
+    assert "cannot submit jobs to Slurm" in complaint(*ladder, "--cluster", "slurm")
+    assert not out.exists()
 
 
 def test_results_copied_to_another_folder_are_not_repeated(

@@ -55,6 +55,9 @@ class Cluster:
                 "command on a login node of the cluster",
             )
         self.parameters()
+        known = partitions()
+        if self.partition is not None and known and self.partition not in known:
+            raise SpecError("--partition", f"unknown partition {self.partition!r}; {nearest(self.partition, known)}")
 
     @property
     def has_gpus(self) -> bool:
@@ -185,7 +188,7 @@ class SlurmScheduler:
     def __init__(self, folder: Path, cluster: Cluster) -> None:
         from submitit.slurm.slurm import SlurmExecutor  # noqa: PLC0415  # an optional dependency
 
-        self.folder, self.cluster = folder.absolute(), cluster
+        self.folder = folder.absolute()
         self.executor = SlurmExecutor(self.folder)
         self.executor.update_parameters(**cluster.parameters())
 
@@ -197,13 +200,7 @@ class SlurmScheduler:
         if answer.returncode == 0 and number:
             return number[1]
         said = " ".join((answer.stderr or answer.stdout).split()) or f"exit code {answer.returncode}"
-        if "partition" in said.lower():
-            raise SpecError("--partition", f"sbatch refused {self.cluster.partition!r} ({said}); {self._partitions()}")
         raise DataError(f"sbatch refused the job: {said}; change --partition or --cluster-option")
-
-    def _partitions(self) -> str:
-        names = _output("sinfo", "--noheader", "--format=%R").split()
-        return nearest(self.cluster.partition or "", set(names)) if names else "sinfo lists the partitions"
 
     def alive(self, jobs: Iterable[str]) -> set[str]:
         try:
@@ -226,6 +223,11 @@ class SlurmScheduler:
 
     def logs(self, job: str) -> list[Path]:
         return [self.folder / f"{job}_0_log.{name}" for name in ("err", "out")]
+
+
+def partitions() -> set[str]:
+    """Return the partitions of Slurm, or an empty set if sinfo does not list them."""
+    return set(_output("sinfo", "--noheader", "--format=%R").split())
 
 
 def _output(*command: str) -> str:

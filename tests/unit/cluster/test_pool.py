@@ -16,7 +16,6 @@ from regard.cluster import pool as module
 from regard.cluster.job import JobFolder, call
 from regard.cluster.pool import ClusterPool
 from regard.cluster.schedulers import Cluster, LocalScheduler, SlurmScheduler
-from regard.errors import SpecError
 from regard.processes import JobError
 
 pytest.importorskip("submitit")
@@ -187,14 +186,6 @@ def test_the_options_reach_sbatch(slurm: Path, jobs: Any, tmp_path: Path) -> Non
     assert {"partition": "gpu", "time": "10", "mem": "2GB", "job-name": "regard"}.items() <= flags.items()
     assert flags["signal"] == "USR2@90"
     assert "\ntrue\ntrue\n" in text
-
-
-def test_a_missing_partition_is_refused_with_the_nearest_name(slurm: Path, jobs: Any, tmp_path: Path) -> None:
-    with (
-        ClusterPool(Cluster("slurm", "gpus"), tmp_path / "work") as pool,
-        pytest.raises(SpecError, match="did you mean 'gpu'"),
-    ):
-        pool.submit(jobs.add, 1, 2)
 
 
 def test_events_are_read_once_and_half_a_line_is_left(tmp_path: Path) -> None:

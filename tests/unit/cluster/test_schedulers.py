@@ -35,6 +35,7 @@ def test_unknown_clusters_and_options(slurm: Path) -> None:
     assert "has no value; write KEY=VALUE" in refused(cluster_options="time")
     assert "use --partition" in refused(cluster_options="partition=gpu")
     assert "unknown key 'nodes'" in refused(cluster_options="nodes=2")
+    assert "unknown partition 'gpus'; did you mean 'gpu'?" in refused(partition="gpus")
 
 
 def test_missing_programs_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -58,6 +59,8 @@ def test_options_become_parameters_of_sbatch() -> None:
 def test_a_refusal_of_sbatch_is_one_sentence(slurm: Path, tmp_path: Path) -> None:
     (tmp_path / "bin" / "sbatch").write_text("#!/bin/sh\necho 'sbatch: error: QOSMaxSubmitJob' >&2\nexit 1\n")
     scheduler = SlurmScheduler(tmp_path, Cluster("slurm"))
+    (tmp_path / "bin" / "sinfo").unlink()
+    cluster_from_options("slurm", "unlisted")  # sbatch will refuse it
     with pytest.raises(DataError, match=r"^sbatch refused the job: sbatch: error: QOSMaxSubmitJob; change"):
         scheduler.submit(["true"], "name")
 
