@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from regard.presets import preset
     from regard.runs.compare import compare
     from regard.runs.inference import classify, evaluate, generate, score, translate
+    from regard.runs.listing import list_runs
     from regard.runs.train import resume, train
     from regard.runs.trained_model import TrainedModel, load
     from regard.tree import Spec, diff, replace_at, swap
@@ -36,8 +37,8 @@ __all__ = [
     "Batch", "ByteNet", "Classifier", "ConvS2S", "DataError", "DecoderOnly", "Decoding", "Encoder",
     "EncoderDecoder", "EncoderOnly", "Generator", "KernelError", "Loss", "Model", "ModelSpec", "Recurrent",
     "RegardError", "Spec", "SpecError", "Trace", "TrainedModel", "ablate", "build", "classify", "compare", "count",
-    "diff", "evaluate", "from_record", "generate", "load", "preset", "replace_at", "resume", "score", "swap",
-    "to_record", "train", "translate",
+    "diff", "evaluate", "from_record", "generate", "list_runs", "load", "preset", "replace_at", "resume", "score",
+    "swap", "to_record", "train", "translate",
 ]  # fmt: skip
 
 _HOMES = {
@@ -62,6 +63,7 @@ _HOMES = {
     "regard.runs.train": ("resume", "train"),
     "regard.runs.compare": ("compare",),
     "regard.runs.inference": ("classify", "evaluate", "generate", "score", "translate"),
+    "regard.runs.listing": ("list_runs",),
     "regard.tree": ("Spec", "diff", "replace_at", "swap"),
 }
 _HOME = {name: module for module, names in _HOMES.items() for name in names}
