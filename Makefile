@@ -111,6 +111,11 @@ test-kills: $(STAMP) ## kill a training 20 times at random moments, resume it, c
 test-sweep: $(STAMP) ## 12 runs as jobs of submitit's local executor, two of which are killed: the same table
 	OMP_NUM_THREADS=1 REGARD_SWEEP=1 $(PYTEST) tests/e2e/test_ablate.py -k two_killed_jobs $(PYTEST_ARGS)
 
+# Another number, or the inputs of faults: make test-fuzz FUZZ_INPUTS=1000 FUZZ_ARGS="--keep faults".
+FUZZ_INPUTS ?= 100000
+test-fuzz: $(STAMP) ## damaged recipes, run folders and corpora for their readers: no traceback, no hang (15 minutes)
+	OMP_NUM_THREADS=1 $(BIN)/python tests/fuzz/fuzz.py --inputs $(FUZZ_INPUTS) $(FUZZ_ARGS)
+
 # On a machine with more cores: MARGINS_ARGS="--jobs 16".
 test-margins: $(STAMP) ## how far what tests learn is from their thresholds, by instructions, threads and seeds
 	$(BIN)/python bench/margins.py $(MARGINS_ARGS)

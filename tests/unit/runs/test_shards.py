@@ -106,6 +106,6 @@ def test_other_weights_are_another_task(folder: Path) -> None:
 def test_options_that_need_a_cluster() -> None:
     for options in ({"work": "x", "shard_lines": None}, {"work": None, "shard_lines": 3}):
         with pytest.raises(SpecError, match="applies to --cluster"):
-            check_options(None, "native", **options)  # type: ignore[arg-type]
+            check_options(None, "native", **options)
     with pytest.raises(SpecError, match="native engine, not with 'ctranslate2'"):
         check_options(Cluster("local"), "ctranslate2", None, None)
