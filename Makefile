@@ -109,7 +109,7 @@ test-kills: $(STAMP) ## kill a training 20 times at random moments, resume it, c
 
 # The same test with more runs than `make test` has time for.
 test-sweep: $(STAMP) ## 12 runs as jobs of submitit's local executor, two of which are killed: the same table
-	OMP_NUM_THREADS=1 REGARD_SWEEP=1 $(PYTEST) tests/e2e/test_ablate.py -k two_killed_jobs $(PYTEST_ARGS)
+	OMP_NUM_THREADS=1 REGARD_SWEEP=1 $(PYTEST) tests/e2e/test_ablate.py -k interrupted_jobs $(PYTEST_ARGS)
 
 # Another number, or the inputs of faults: make test-fuzz FUZZ_INPUTS=1000 FUZZ_ARGS="--keep faults".
 FUZZ_INPUTS ?= 100000

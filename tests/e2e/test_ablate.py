@@ -6,6 +6,7 @@ import random
 import signal
 import subprocess
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -121,45 +122,47 @@ def started(out: Path) -> dict[str, int]:
     return pids
 
 
-def killed_jobs(running: subprocess.Popen[bytes], out: Path, kills: int, seed: int) -> int:
-    """Kill jobs of a running ablation at random moments. Return the number of kills."""
-    rng, seen = random.Random(seed), set[tuple[str, int]]()
-    killed = 0
-    while killed < kills and running.poll() is None:
+def signalled(running: subprocess.Popen[bytes], out: Path, signals: Sequence[signal.Signals], seed: int) -> int:
+    """Send signals to jobs of a running ablation, SIGKILL at random moments. Return the number of signals sent."""
+    rng, seen, sent = random.Random(seed), set[tuple[str, int]](), 0
+    while sent < len(signals) and running.poll() is None:
         time.sleep(0.05)
         for job, pid in started(out).items() - seen:
             seen.add((job, pid))
-            if killed < kills and rng.random() < 0.7:
-                time.sleep(rng.uniform(0.0, 1.5))
+            if sent < len(signals) and rng.random() < 0.7:
+                if signals[sent] == signal.SIGKILL:
+                    time.sleep(rng.uniform(0.0, 1.5))
                 with suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
-                    killed += 1
-    return killed
+                    os.kill(pid, signals[sent])
+                    sent += 1
+    return sent
 
 
 @pytest.mark.slow
-def test_a_sweep_on_a_cluster_with_two_killed_jobs_gives_the_same_table(
+def test_a_sweep_on_a_cluster_with_interrupted_jobs_gives_the_same_table(
     corpus: dict[str, str], straight: Path, tmp_path: Path
 ) -> None:
-    """With REGARD_SWEEP=1 (make test-sweep), the sweep has 12 runs."""
+    """One is killed, and one stops before its time limit. With REGARD_SWEEP=1, 12 runs and two kills."""
     pytest.importorskip("submitit")
     out, rows = tmp_path / "cluster", ROWS
     if full := "REGARD_SWEEP" in os.environ:
         rows, straight = ("--rows", "gelu,swiglu,rms_norm", "--seeds", "2"), tmp_path / "straight"
         result = regard(*ablation(corpus, straight, *rows, "--jobs", "1", "-q"))
         assert result.returncode == 0, result.stderr
-    else:  # two of the five runs are finished
+    else:  # three of the five runs are finished
         (out / "runs").mkdir(parents=True)
-        first = (straight / "results.jsonl").read_text().split("\n")[:2]
+        first = (straight / "results.jsonl").read_text().split("\n")[:3]
         (out / "results.jsonl").write_text("".join(line + "\n" for line in first))
     words = ablation(corpus, out, *rows, "--jobs", "2", "--cluster", "local")
     with process(*words) as running:
-        killed = killed_jobs(running, out, 2, seed=int(os.environ.get("REGARD_SWEEP", "1")))
+        signals = (signal.SIGKILL, signal.SIGKILL if full else signal.SIGUSR2)
+        sent = signalled(running, out, signals, seed=int(os.environ.get("REGARD_SWEEP", "1")))
         _, stderr = running.communicate(timeout=600)
     output = stderr.decode()
     assert running.returncode == 0, output
-    assert killed == 2
-    assert 1 <= output.count("submitted again as job") <= 2, "a kill may come just after the result"
+    assert sent == 2
+    assert output.count("submitted again as job") <= 2, "a kill may come just after the result"
+    assert full or "saved its state and stopped (SIGUSR2, at step" in output
     assert table(out) == table(straight)
     assert len(listed(out)) == len(set(listed(out))) == (12 if full else 5)
     assert not (out / "cluster").exists() or not list((out / "cluster").glob("*/result.json"))

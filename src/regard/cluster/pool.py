@@ -17,9 +17,8 @@ from typing import Any
 
 from regard.cluster.job import JobFolder, call
 from regard.cluster.schedulers import Cluster
-from regard.errors import RegardError
 from regard.files import remove, replace_text
-from regard.processes import JobError, python
+from regard.processes import JobError, python, sentence
 
 OnEvent = Callable[[Any], None]
 
@@ -94,7 +93,11 @@ class ClusterPool(Executor):
                 return future
             if not self._found(job):
                 job.offset = folder.write(record)
-                self._start(job)
+                try:
+                    self._start(job)
+                except BaseException:
+                    remove(folder.path)
+                    raise
             self._jobs[key] = job
             return future
 
@@ -125,8 +128,8 @@ class ClusterPool(Executor):
                 for key, job in list(self._jobs.items()):
                     try:
                         over = self._look(job, job.submissions[-1] in alive)
-                    except (RegardError, OSError) as error:  # such as a submission that the scheduler refuses
-                        job.future.set_exception(JobError(f"{job.label}: {error}"))
+                    except Exception as error:  # such as a submission that the scheduler refuses
+                        job.future.set_exception(JobError(f"{job.label}: {sentence(error)}"))
                         over = True
                     if over:
                         del self._jobs[key]

@@ -5,11 +5,13 @@ command line, and its result a JSON file (`regard.cluster.job`).
 """
 
 import getpass
+import math
 import os
 import re
 import shlex
 import shutil
 import subprocess
+import time
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -183,6 +185,7 @@ class SlurmScheduler:
     kind: ClassVar[str] = "slurm"
     interval: ClassVar[float] = 2.0
     grace: ClassVar[float] = 15.0
+    spacing: ClassVar[float] = 15.0  # seconds between two calls of squeue, which burden the controller of the cluster
     commands: ClassVar[Sequence[str]] = ("sbatch", "srun", "squeue", "scancel")
 
     def __init__(self, folder: Path, cluster: Cluster) -> None:
@@ -191,6 +194,8 @@ class SlurmScheduler:
         self.folder = folder.absolute()
         self.executor = SlurmExecutor(self.folder)
         self.executor.update_parameters(**cluster.parameters())
+        self.asked = -math.inf  # when squeue was last called
+        self.ended: set[str] = set()
 
     def submit(self, command: Sequence[str], name: str) -> str:
         path = self.folder / f"{name}.sh"
@@ -203,12 +208,14 @@ class SlurmScheduler:
         raise DataError(f"sbatch refused the job: {said}; change --partition or --cluster-option")
 
     def alive(self, jobs: Iterable[str]) -> set[str]:
-        try:
+        listed = set(jobs)
+        if time.monotonic() - self.asked >= self.spacing:
+            self.asked = time.monotonic()
             command = ["squeue", "--noheader", "--format=%i", f"--user={getpass.getuser()}"]
-            answer = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
-        except (OSError, subprocess.TimeoutExpired):
-            return set(jobs)
-        return {*jobs} & {*answer.stdout.split()} if answer.returncode == 0 else set(jobs)
+            with suppress(OSError, subprocess.SubprocessError):  # without an answer, nothing has ended
+                answer = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
+                self.ended |= listed - set(answer.stdout.split())
+        return listed - self.ended
 
     def cancel(self, jobs: Iterable[str]) -> None:
         if listed := list(jobs):

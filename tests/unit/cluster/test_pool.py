@@ -16,6 +16,7 @@ from regard.cluster import pool as module
 from regard.cluster.job import JobFolder, call
 from regard.cluster.pool import ClusterPool
 from regard.cluster.schedulers import Cluster, LocalScheduler, SlurmScheduler
+from regard.errors import DataError
 from regard.processes import JobError
 
 pytest.importorskip("submitit")
@@ -27,6 +28,7 @@ def cluster(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(LocalScheduler, "grace", 0.3)
     monkeypatch.setattr(SlurmScheduler, "grace", 0.3)
     monkeypatch.setattr(SlurmScheduler, "interval", 0.1)
+    monkeypatch.setattr(SlurmScheduler, "spacing", 0.0)
     if request.param == "slurm":
         request.getfixturevalue("slurm")
         return SLURM
@@ -168,14 +170,33 @@ def test_a_node_with_other_code_refuses_the_job(jobs: Any, tmp_path: Path) -> No
 def test_a_folder_that_nodes_do_not_share_is_named(
     slurm: Path, jobs: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(SlurmScheduler, "interval", 0.05)
-    monkeypatch.setattr(SlurmScheduler, "grace", 0.0)
+    for name, value in {"interval": 0.05, "grace": 0.0, "spacing": 0.0}.items():
+        monkeypatch.setattr(SlurmScheduler, name, value)
     # The node has another folder in this place, and so no job.
     monkeypatch.setattr(ClusterPool, "command", (*module.python("regard.cluster.job"), "/nowhere"))
     with ClusterPool(SLURM, tmp_path / "work") as pool, pytest.raises(JobError) as error:
         pool.submit(jobs.add, 1, 2).result(60)
     assert "before it started on its node (FAILED: " in str(error.value)
     assert "all nodes share" in str(error.value)
+
+
+def test_a_job_that_cannot_be_submitted_again_fails(
+    slurm: Path, jobs: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in {"interval": 0.05, "grace": 0.0, "spacing": 0.0}.items():
+        monkeypatch.setattr(SlurmScheduler, name, value)
+    refusal = "#!/bin/sh\necho 'sbatch: error: too many jobs' >&2\nexit 1\n"
+    with ClusterPool(SLURM, tmp_path / "work", label=lambda *_: "the job") as pool:
+        path = tmp_path / "pid"
+        future = pool.submit(jobs.wait, str(path), 600)
+        until(lambda: path.exists() and path.read_text())
+        (tmp_path / "bin" / "sbatch").write_text(refusal)
+        os.kill(int(path.read_text()), signal.SIGKILL)
+        with pytest.raises(JobError, match=r"^the job: sbatch refused the job: sbatch: error: too many jobs; change"):
+            future.result(60)
+        with pytest.raises(DataError, match="too many jobs"):
+            pool.submit(jobs.add, 1, 2)
+        assert len([path for path in (tmp_path / "work").iterdir() if path.name != "logs"]) == 1, "the first job"
 
 
 def test_the_options_reach_sbatch(slurm: Path, jobs: Any, tmp_path: Path) -> None:

@@ -65,8 +65,17 @@ def test_a_refusal_of_sbatch_is_one_sentence(slurm: Path, tmp_path: Path) -> Non
         scheduler.submit(["true"], "name")
 
 
-def test_jobs_count_as_alive_if_squeue_fails(slurm: Path, tmp_path: Path) -> None:
+def test_jobs_count_as_alive_if_squeue_fails(slurm: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(SlurmScheduler, "spacing", 0.0)
+    good = (tmp_path / "bin" / "squeue").read_text()
     scheduler = SlurmScheduler(tmp_path, Cluster("slurm"))
-    assert scheduler.alive(["1", "2"]) == set()
     (tmp_path / "bin" / "squeue").write_text("#!/bin/sh\nexit 1\n")
     assert scheduler.alive(["1", "2"]) == {"1", "2"}
+    (tmp_path / "bin" / "squeue").write_text(good)
+    assert scheduler.alive(["1", "2"]) == set()
+
+
+def test_squeue_is_not_called_at_every_look(slurm: Path, tmp_path: Path) -> None:
+    scheduler = SlurmScheduler(tmp_path, Cluster("slurm"))
+    assert scheduler.alive(["1"]) == set()
+    assert scheduler.alive(["1", "2"]) == {"2"}, "submitted since the last call"

@@ -164,12 +164,12 @@ def test_a_missing_folder_is_named(tmp_path: Path) -> None:
     assert list_runs(tmp_path) == []
 
 
-def test_a_thousand_runs_are_listed_within_seconds(tmp_path: Path) -> None:
-    for i in range(1000):
+def test_hundreds_of_runs_are_listed_within_seconds(tmp_path: Path) -> None:
+    for i in range(300):
         write(tmp_path / f"{i:04}", training(20))
     began = time.process_time()
-    assert len(list_runs(tmp_path)) == 1000
-    assert time.process_time() - began < 10
+    assert len(list_runs(tmp_path)) == 300
+    assert time.process_time() - began < 3
 
 
 @pytest.mark.parametrize("ending", ["png", "html"])
