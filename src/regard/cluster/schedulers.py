@@ -195,7 +195,7 @@ class SlurmScheduler:
         self.executor = SlurmExecutor(self.folder)
         self.executor.update_parameters(**cluster.parameters())
         self.asked = -math.inf  # when squeue was last called
-        self.ended: set[str] = set()
+        self.listed: set[str] | None = None  # the jobs that it listed, and those submitted since
 
     def submit(self, command: Sequence[str], name: str) -> str:
         path = self.folder / f"{name}.sh"
@@ -203,19 +203,20 @@ class SlurmScheduler:
         answer = subprocess.run(["sbatch", str(path)], capture_output=True, text=True, check=False)
         number = re.search(r"job (\d+)", answer.stdout)
         if answer.returncode == 0 and number:
+            if self.listed is not None:
+                self.listed.add(number[1])
             return number[1]
         said = " ".join((answer.stderr or answer.stdout).split()) or f"exit code {answer.returncode}"
         raise DataError(f"sbatch refused the job: {said}; change --partition or --cluster-option")
 
     def alive(self, jobs: Iterable[str]) -> set[str]:
-        listed = set(jobs)
         if time.monotonic() - self.asked >= self.spacing:
             self.asked = time.monotonic()
             command = ["squeue", "--noheader", "--format=%i", f"--user={getpass.getuser()}"]
-            with suppress(OSError, subprocess.SubprocessError):  # without an answer, nothing has ended
+            with suppress(OSError, subprocess.SubprocessError):  # without an answer, the last one holds
                 answer = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
-                self.ended |= listed - set(answer.stdout.split())
-        return listed - self.ended
+                self.listed = set(answer.stdout.split())
+        return set(jobs) if self.listed is None else set(jobs) & self.listed
 
     def cancel(self, jobs: Iterable[str]) -> None:
         if listed := list(jobs):

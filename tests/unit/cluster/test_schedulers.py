@@ -78,4 +78,5 @@ def test_jobs_count_as_alive_if_squeue_fails(slurm: Path, tmp_path: Path, monkey
 def test_squeue_is_not_called_at_every_look(slurm: Path, tmp_path: Path) -> None:
     scheduler = SlurmScheduler(tmp_path, Cluster("slurm"))
     assert scheduler.alive(["1"]) == set()
-    assert scheduler.alive(["1", "2"]) == {"2"}, "submitted since the last call"
+    number = scheduler.submit(["true"], "name")
+    assert scheduler.alive(["1", number]) == {number}, "submitted since the last call"
