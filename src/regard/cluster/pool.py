@@ -87,8 +87,11 @@ class ClusterPool(Executor):
             folder, future = JobFolder(self.folder / key), Future()
             future.set_running_or_notify_cancel()
             job = _Submitted(folder, self.label(*args) if self.label else record["function"], future, listeners)
+            before = folder.read_submissions()
+            if before.get("scheduler") == self.scheduler.kind:
+                job.submissions = list(before.get("jobs", []))  # of an earlier process
             answer = folder.read_result()
-            if answer is not None and "result" in answer:  # of an earlier process
+            if answer is not None and "result" in answer:
                 self._finish(job, answer)
                 return future
             if not self._found(job):
@@ -103,12 +106,10 @@ class ClusterPool(Executor):
 
     def _found(self, job: _Submitted) -> bool:
         """Return whether an earlier process submitted this job, and the scheduler still has it."""
-        before = job.folder.read_submissions()
-        latest = before.get("jobs", [])[-1:]
-        if before.get("scheduler") != self.scheduler.kind or not self.scheduler.alive(latest):
+        if not self.scheduler.alive(job.submissions[-1:]):
             return False
-        job.submissions = latest
-        self.report(f"{job.label}: job {latest[0]} of an earlier command is still there; waiting for it")
+        number = job.submissions[-1]
+        self.report(f"{job.label}: job {number} of an earlier command is still there; waiting for it")
         return True
 
     def _start(self, job: _Submitted) -> None:

@@ -12,8 +12,8 @@ import shlex
 import shutil
 import subprocess
 import time
-from collections.abc import Iterable, Sequence
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -24,6 +24,7 @@ from regard.processes import cores
 
 MINUTES = 60 * 24 * 365  # time limit of submitit's local executor, whose default is two minutes
 KINDS = ("local", "slurm")
+CONTROLLERS = "controllers.log"  # what submitit's local controllers write to stderr
 GPU_OPTIONS = ("gres", "gpus_per_node", "gpus_per_task")
 LISTS, FIXED = ("setup", "teardown", "srun_args"), ("partition", "nodes", "ntasks_per_node", "additional_parameters")
 
@@ -150,7 +151,8 @@ class LocalScheduler:
 
         gpus = os.environ.get("CUDA_VISIBLE_DEVICES")  # which submitit replaces
         visible = ["-u", "CUDA_VISIBLE_DEVICES"] if gpus is None else [f"CUDA_VISIBLE_DEVICES={gpus}"]
-        with environment_variables(PYTHONSAFEPATH="1"):  # submitit's controller imports nothing from the working folder
+        # submitit's controller imports nothing from the working folder, and its traceback after Ctrl-C is not shown.
+        with environment_variables(PYTHONSAFEPATH="1"), _stderr_of_processes(self.folder / CONTROLLERS):
             job = self.executor._submit_command(shlex.join(["env", *visible, *command]))
         self.jobs[job.job_id] = job
         return job.job_id
@@ -171,6 +173,7 @@ class LocalScheduler:
             except subprocess.TimeoutExpired:  # it ignores SIGINT, as a background process of a shell does
                 job._process.kill()
                 job._process.wait()
+        (self.folder / CONTROLLERS).unlink(missing_ok=True)
 
     def why(self, job: str) -> str:  # noqa: ARG002
         return ""
@@ -231,6 +234,23 @@ class SlurmScheduler:
 
     def logs(self, job: str) -> list[Path]:
         return [self.folder / f"{job}_0_log.{name}" for name in ("err", "out")]
+
+
+@contextmanager
+def _stderr_of_processes(path: Path) -> Iterator[None]:
+    """Append what processes write to stderr to a file, if they are started inside a `with` block."""
+    try:
+        before = os.dup(2)
+    except OSError:  # stderr is closed
+        yield
+        return
+    with open(path, "ab") as file:
+        os.dup2(file.fileno(), 2)
+    try:
+        yield
+    finally:
+        os.dup2(before, 2)
+        os.close(before)
 
 
 def partitions() -> set[str]:
