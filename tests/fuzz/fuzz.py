@@ -372,6 +372,7 @@ def fuzz(inputs: int, seed: int, keep: Path | None = None, only: str | None = No
     signal.signal(signal.SIGPROF, _hang)
     torch.set_num_threads(1)
     training.environment = lambda _: {}  # starts git
+    training.TensorBoard.installed = staticmethod(lambda: False)  # starts a thread that lives as long as the process
     faults, outcomes, slowest = Faults(keep), Counter[str](), (0.0, "")
     with tempfile.TemporaryDirectory() as temporary:
         root = Path(temporary)

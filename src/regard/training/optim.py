@@ -81,7 +81,8 @@ class Optimizer:
 
     def load(self, saved: Mapping[str, Tensor]) -> None:
         """Load the state of all optimizers, in the format of `state`."""
-        if any(key.split(".", 1)[0] not in self.parts for key in saved):
+        entries = [key.split(".", 2) for key in saved]
+        if any(len(entry) < 3 or entry[0] not in self.parts or not entry[1].isdecimal() for entry in entries):
             raise DataError(f"the saved optimizer state is not that of {' and '.join(self.parts)}")
         for name, part in self.parts.items():
             known = part.state_dict()

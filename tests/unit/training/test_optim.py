@@ -184,6 +184,12 @@ def test_a_state_of_another_model_is_refused() -> None:
         Adafactor(learning_rate=0.01).build(large).load(state.state())
 
 
+@pytest.mark.parametrize("name", ["adamw", "adamw.0", "adamw.x.step", "", "adamw.-1.step"])
+def test_an_entry_with_an_unknown_name_is_refused(name: str) -> None:
+    with pytest.raises(DataError, match="is not that of adamw"):
+        AdamW(learning_rate=0.01).build(tiny()).load({name: torch.zeros(1)})
+
+
 def test_a_state_names_its_entries() -> None:
     model = tiny()
     optimizer = AdamW(learning_rate=0.01).build(model)
