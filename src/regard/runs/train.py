@@ -185,6 +185,7 @@ def _prepare_and_assemble(
         parent = load(request.start, "cpu", trust_code=options.trust_code)
     if folder.recipe.exists():
         recipe = read_recipe(folder, options.trust_code)
+        _check_resolved(folder, recipe)
         read_tokenizers(folder, recipe.data.objective)  # raises an error now rather than after training
         data = opened(recipe.data, folder.data)
         # Recipes written by earlier versions do not include the metric that is chosen to suit the text.
@@ -218,6 +219,18 @@ def _prepare_and_assemble(
     console.titles = {each.name: each.heading for each in (LOSS, criterion, *measured(data.objective, "none"))}
     baselines.report(folder, data, recipe.train, criterion, trainer.emit, console.report)
     return trainer
+
+
+def _check_resolved(folder: RunFolder, recipe: Recipe) -> None:
+    """Raise an error if a recipe that was read from a run folder lacks a setting that training needs."""
+    needed = {
+        "data.batching": recipe.data.batching,
+        "train.steps": recipe.train.steps,
+        "train.optimizer": recipe.train.optimizer,
+    }
+    for path, value in needed.items():
+        if value is None:
+            raise DataError(f"{folder.recipe}: {path} is missing; restore the file from a copy")
 
 
 def _prepared(

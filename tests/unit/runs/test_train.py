@@ -107,6 +107,17 @@ def test_watchers_receive_the_events_of_training(text: Path, tmp_path: Path) -> 
     assert [event["event"] for event in second.events] == [event["event"] for event in logged][-len(second.events) :]
 
 
+@pytest.mark.parametrize("path", ["data.batching", "train.steps", "train.optimizer"])
+def test_a_recipe_that_lost_a_setting_is_refused(path: str, text: Path, tmp_path: Path) -> None:
+    run = train(tmp_path / "run", cache=False, device="cpu", max_time=0.001, **options(text))
+    record = json.loads((run.path / "recipe.json").read_text())
+    section, _, name = path.partition(".")
+    record[section][name] = None
+    (run.path / "recipe.json").write_text(json.dumps(record))
+    with pytest.raises(DataError, match=f"{path} is missing"):
+        resume(run.path, device="cpu")
+
+
 def test_a_folder_without_a_run_cannot_be_resumed(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="is not a training run; create one with regard train"):
         resume(tmp_path)
