@@ -94,7 +94,24 @@ class Optimizer:
             count = sum(len(group["params"]) for group in known["param_groups"])
             if states and (min(states) < 0 or max(states) >= count):
                 raise DataError("the saved optimizer state belongs to other parameters than those of this model")
+            parameters = [parameter for group in part.param_groups for parameter in group["params"]]
+            if type(part).__module__.startswith(("torch.", "regard.")):  # an optimizer of yours may differ
+                _check_states({parameters[number]: state for number, state in states.items()})
             part.load_state_dict({"state": states, "param_groups": known["param_groups"]})
+
+
+WHOLE = {"exp_avg", "exp_avg_sq", "momentum_buffer", "variance"}  # entries with the shape of their parameter
+
+
+def _check_states(states: Mapping[Tensor, Mapping[str, Tensor]]) -> None:
+    """Raise an error if an entry is missing or has the wrong shape. All matrices have the same entries, as do vectors."""
+    entries: dict[bool, set[str]] = {}
+    for parameter, state in states.items():
+        entries.setdefault(parameter.ndim > 1, set()).update(state)
+    for parameter, state in states.items():
+        fits = all(state[name].shape == parameter.shape for name in WHOLE & state.keys())
+        if not fits or state.keys() != entries[parameter.ndim > 1]:
+            raise DataError("the saved optimizer state is incomplete or of another model; restore it from a copy")
 
 
 def named(model: nn.Module) -> Named:
