@@ -152,7 +152,8 @@ class ClusterPool(Executor):
     def _read_events(self, job: _Submitted) -> None:
         events, job.offset = job.folder.events_after(job.offset)
         for event in events:
-            job.started |= "started" in event
+            if "started" in event:  # perhaps again, if the scheduler requeued the job
+                job.started, job.stopped = True, None
             job.stopped = event.get("stopped", job.stopped)
             for listener in job.listeners if "event" in event else ():
                 listener(event["event"])
