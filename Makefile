@@ -16,7 +16,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check -qq
 PYTEST := $(BIN)/python -m pytest -q --no-header --tb=short --maxfail=20
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check bench bench-data bench-train bench-decode bench-endless bench-sparse bench-text bench-defaults bench-defaults-gpu needs-data speed length documents docs test-kills test-margins coverage test-oracles test-gpu test-browser table ladder record bytes clean bench-serve
+.PHONY: help setup demo test check bench bench-data bench-train bench-decode bench-endless bench-sparse bench-text bench-defaults bench-defaults-gpu needs-data speed length documents docs test-kills test-margins coverage test-oracles test-gpu test-browser table ladder record bytes clean bench-serve test-sweep test-fuzz
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "%-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -109,6 +109,15 @@ docs: $(STAMP) ## regenerate the generated pages of docs/
 # The same test with more kills than `make test` has time for.
 test-kills: $(STAMP) ## kill a training 20 times at random moments, resume it, compare every bit
 	OMP_NUM_THREADS=1 REGARD_KILLS=20 $(PYTEST) tests/e2e/test_resume.py -k killed $(PYTEST_ARGS)
+
+# The same test with more runs than `make test` has time for.
+test-sweep: $(STAMP) ## 12 runs as jobs of submitit's local executor, two of which are killed: the same table
+	OMP_NUM_THREADS=1 REGARD_SWEEP=1 $(PYTEST) tests/e2e/test_ablate.py -k interrupted_jobs $(PYTEST_ARGS)
+
+# Another number, or the inputs of faults: make test-fuzz FUZZ_INPUTS=1000 FUZZ_ARGS="--keep faults".
+FUZZ_INPUTS ?= 100000
+test-fuzz: $(STAMP) ## damaged recipes, run folders and corpora for their readers: no traceback, no hang (15 minutes)
+	OMP_NUM_THREADS=1 $(BIN)/python tests/fuzz/fuzz.py --inputs $(FUZZ_INPUTS) $(FUZZ_ARGS)
 
 # On a machine with more cores: MARGINS_ARGS="--jobs 16".
 test-margins: $(STAMP) ## how far what tests learn is from their thresholds, by instructions, threads and seeds

@@ -31,7 +31,7 @@ TREES = {name: ast.parse(path.read_text()) for name, path in FILES.items()}
 
 # Each layer may import itself and the layers before it. `data` is beside the models and imports none of them.
 LAYERS = (
-    ("aliases", "errors", "files", "processes", "tree", "batch"),
+    ("aliases", "errors", "files", "processes", "cluster", "tree", "batch"),
     ("nn",),
     ("models",),
     ("catalogue", "presets", "variants", "weights"),

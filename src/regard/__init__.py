@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from regard.runs.inference import classify, evaluate, generate, score, translate
     from regard.runs.inspect import attention, inspect
     from regard.runs.prune import prune
+    from regard.runs.listing import list_runs
     from regard.runs.train import resume, train
     from regard.runs.trained_model import TrainedModel, load
     from regard.serving.serve import serve
@@ -41,8 +42,9 @@ __all__ = [
     "Batch", "ByteNet", "Classifier", "ConvS2S", "DataError", "DecoderOnly", "Decoding", "Encoder",
     "EncoderDecoder", "EncoderOnly", "Generator", "KernelError", "Loss", "Model", "ModelSpec", "Recurrent",
     "RegardError", "Spec", "SpecError", "Trace", "TrainedModel", "ablate", "align", "attention", "build",
-    "classify", "compare", "count", "diff", "evaluate", "from_record", "generate", "heads", "inspect", "load",
-    "preset", "prune", "replace_at", "resume", "score", "serve", "swap", "to_record", "train", "translate",
+    "classify", "compare", "count", "diff", "evaluate", "from_record", "generate", "heads", "inspect",
+    "list_runs", "load", "preset", "prune", "replace_at", "resume", "score", "serve", "swap", "to_record",
+    "train", "translate",
 ]  # fmt: skip
 
 _HOMES = {
@@ -72,6 +74,7 @@ _HOMES = {
     "regard.runs.inference": ("classify", "evaluate", "generate", "score", "translate"),
     "regard.runs.inspect": ("attention", "inspect"),
     "regard.serving.serve": ("serve",),
+    "regard.runs.listing": ("list_runs",),
     "regard.tree": ("Spec", "diff", "replace_at", "swap"),
 }
 _HOME = {name: module for module, names in _HOMES.items() for name in names}

@@ -36,7 +36,10 @@ class OutOfMemoryError(RegardError, MemoryError):
 
 
 # Parts of the messages of torch's RuntimeErrors when memory runs out: on the CPU, in cuBLAS and on Apple's GPUs.
-NO_MEMORY = ("out of memory", "can't allocate memory", "alloc_failed", "storage size calculation overflowed")
+NO_MEMORY = (
+    "out of memory", "can't allocate memory", "cannot allocate memory", "alloc_failed",
+    "storage size calculation overflowed",
+)  # fmt: skip
 
 
 def lacks_memory(error: BaseException) -> bool:

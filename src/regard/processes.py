@@ -4,7 +4,7 @@
 pool differs from `ProcessPoolExecutor` as follows. If a worker dies, only the job of this worker fails, and the worker
 is replaced. Each worker has its own environment variables. Leaving the `with` block ends all workers at once. A worker
 exits when its parent process is killed. Nothing is imported from the working folder or from the main script. Functions
-are sent by name, and arguments and results as JSON, one object per line; nothing is pickled, so a scheduler can run the
+are sent by name, and arguments and results as JSON, one object per line; nothing is pickled. `regard.cluster` runs the
 same jobs on other machines.
 """
 
@@ -41,6 +41,23 @@ def cores() -> int:
 
 class JobError(RegardError):
     """Raised if a job fails with an exception. The message is one sentence."""
+
+
+class StoppedError(RegardError):
+    """Raised by a job that saved its state and stopped after `request_stop`. Running it again continues it."""
+
+
+_stop_requests: list[str] = []  # why this process should save its state and stop
+
+
+def request_stop(why: str) -> None:
+    """Request that the job of this process saves its state and stops, as a scheduler does before its time limit."""
+    _stop_requests.append(why)
+
+
+def stop_requested() -> str | None:
+    """Return why the job of this process should save its state and stop, or None."""
+    return _stop_requests[0] if _stop_requests else None
 
 
 class WorkerDiedError(JobError):

@@ -1,8 +1,13 @@
 """regard ablate: tables, continuation of killed runs, and invalid options."""
 
 import json
+import os
+import random
 import signal
+import subprocess
 import time
+from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -105,6 +110,77 @@ def test_a_killed_ablation_continues_to_the_same_table(corpus: dict[str, str], s
     assert table(out) == table(straight)
     assert {path: path.stat().st_mtime_ns for path in done} == done
     assert len(listed(out)) == len(set(listed(out))) == 5
+
+
+def started(out: Path) -> dict[str, int]:
+    """Return the latest process of every job of a cluster that has started, by the name of the job's folder."""
+    pids = {}
+    for path in out.glob("cluster/*/events.jsonl"):
+        with suppress(OSError, ValueError, IndexError):  # the job has just finished, or is writing
+            lines = [json.loads(line) for line in path.read_text().splitlines()]
+            pids[path.parent.name] = [line["started"]["pid"] for line in lines if "started" in line][-1]
+    return pids
+
+
+def signalled(running: subprocess.Popen[bytes], out: Path, signals: Sequence[signal.Signals], seed: int) -> int:
+    """Send signals to jobs of a running ablation, SIGKILL at random moments. Return the number of signals sent."""
+    rng, seen, sent = random.Random(seed), set[tuple[str, int]](), 0
+    while sent < len(signals) and running.poll() is None:
+        time.sleep(0.05)
+        for job, pid in started(out).items() - seen:
+            seen.add((job, pid))
+            if sent < len(signals) and rng.random() < 0.7:
+                if signals[sent] == signal.SIGKILL:
+                    time.sleep(rng.uniform(0.0, 1.5))
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signals[sent])
+                    sent += 1
+    return sent
+
+
+@pytest.mark.slow
+def test_a_sweep_on_a_cluster_with_interrupted_jobs_gives_the_same_table(
+    corpus: dict[str, str], straight: Path, tmp_path: Path
+) -> None:
+    """One is killed, and one stops before its time limit. With REGARD_SWEEP=1, 12 runs and two kills."""
+    pytest.importorskip("submitit")
+    out, rows = tmp_path / "cluster", ROWS
+    if full := "REGARD_SWEEP" in os.environ:
+        rows, straight = ("--rows", "gelu,swiglu,rms_norm", "--seeds", "2"), tmp_path / "straight"
+        result = regard(*ablation(corpus, straight, *rows, "--jobs", "1", "-q"))
+        assert result.returncode == 0, result.stderr
+    else:  # three of the five runs are finished
+        (out / "runs").mkdir(parents=True)
+        first = (straight / "results.jsonl").read_text().split("\n")[:3]
+        (out / "results.jsonl").write_text("".join(line + "\n" for line in first))
+    words = ablation(corpus, out, *rows, "--jobs", "2", "--cluster", "local")
+    with process(*words) as running:
+        signals = (signal.SIGKILL, signal.SIGKILL if full else signal.SIGUSR2)
+        sent = signalled(running, out, signals, seed=int(os.environ.get("REGARD_SWEEP", "1")))
+        _, stderr = running.communicate(timeout=600)
+    output = stderr.decode()
+    assert running.returncode == 0, output
+    assert sent == 2
+    assert output.count("submitted again as job") <= 2, "a kill may come just after the result"
+    assert full or "saved its state and stopped (SIGUSR2, at step" in output
+    assert table(out) == table(straight)
+    assert len(listed(out)) == len(set(listed(out))) == (12 if full else 5)
+    assert not (out / "cluster").exists() or not list((out / "cluster").glob("*/result.json"))
+
+
+def test_a_cluster_that_is_not_there_is_named_before_anything_is_written(
+    corpus: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("submitit")
+    monkeypatch.setenv("PATH", "/nowhere")
+    out = tmp_path / "out"
+    words = ablation(corpus, out, "--rows", "gelu")
+    assert "cannot submit jobs to Slurm" in complaint(*words, "--cluster", "slurm")
+    assert "--partition: applies to --cluster slurm" in complaint(*words, "--partition", "gpu")
+    assert "did you mean 'local'" in complaint(*words, "--cluster", "locale")
+    ladder = ("ladder", "--source", corpus["source"], "--target", corpus["target"], "--out", str(out))
+    assert "cannot submit jobs to Slurm" in complaint(*ladder, "--cluster", "slurm")
+    assert not out.exists()
 
 
 def test_results_copied_to_another_folder_are_not_repeated(

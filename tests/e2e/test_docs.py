@@ -8,6 +8,7 @@ import subprocess
 import sys
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -208,6 +209,25 @@ def test_readme_names_every_make_target() -> None:
 
 def test_readme_is_short() -> None:
     assert len(text("README.md").splitlines()) < 200
+
+
+def test_cluster_page_trains_a_recipe_and_logs_to_another_logger(desk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    few = ["train.steps=2", "train.decode=2", "train.validate_every=2", "model.d_model=16", "data.tokenizer=characters"]
+    (desk / "recipe.json").write_text('{"data": {"train": [{"kind": "tsv", "path": "pairs.tsv"}]}}')
+    content = sections("docs/cluster.md")
+    names: dict[str, Any] = {}
+    exec(content["Ray, Dask and other schedulers"][0][1], names)
+    scores = names["trained"]("runs/1", "recipe.json", few)
+    assert scores["loss"] > 0
+    assert names["trained"]("runs/1", "recipe.json", few) == scores, "a finished run is not repeated"
+    logged: list[tuple[str, int]] = []
+    mlflow = SimpleNamespace(log_metrics=lambda values, step: logged.extend((name, step) for name in values))
+    (block,) = (text for _, text in content["Weights & Biases, MLflow and your own logger"])
+    code = block.replace("watchers=", f"changes={few!r}, watchers=", 1)
+    exec(code, {"regard": package, "mlflow": mlflow})
+    assert ("valid/loss", 2) in logged
+    listed = package.list_runs("runs")
+    assert [(run.name, run.state) for run in listed] == [("1", "finished"), ("mine", "finished")]
 
 
 def test_links_lead_to_existing_files() -> None:

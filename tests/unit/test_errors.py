@@ -75,6 +75,7 @@ def test_every_error_is_a_regard_error_and_a_builtin_one() -> None:
         (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB"), True),
         (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"), True),
         (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes"), True),
+        (RuntimeError("unable to mmap 51080 bytes from file <weights>: Cannot allocate memory (12)"), True),
         (RuntimeError("MPS backend out of memory (MPS allocated: 8 GB)"), True),
         (OSError(errno.ENOMEM, "Cannot allocate memory"), True),
         (OSError(errno.ENOSPC, "No space left on device"), False),

@@ -11,6 +11,7 @@ from regard.ablation.experiment import Settings, run_ablation
 from regard.ablation.parallel import Resources
 from regard.ablation.plan import check_changes
 from regard.ablation.report import Report
+from regard.cluster.schedulers import cluster_from_options
 from regard.recipe.recipe import RecipeRequest
 from regard.runs.options import Paths, seconds, several
 from regard.runs.request import check_request, request_from_options
@@ -43,6 +44,9 @@ def ablate(  # noqa: PLR0913  # the options of the command line
     device: str = "auto",
     threads: int | None = None,
     max_time: str | float | None = None,
+    cluster: str | None = None,
+    partition: str | None = None,
+    cluster_options: str | Sequence[str] = (),
     quiet: bool = True,
     trust_code: bool = False,
 ) -> Report:
@@ -75,16 +79,21 @@ def ablate(  # noqa: PLR0913  # the options of the command line
             parameters or operations as the base; `none` changes no width.
         metric: Metric to report in addition to the loss. If None, it is the default metric of the task.
         search_rates: First search for the best learning rate of every model, with equally many runs for each.
-        jobs: Number of simultaneous runs. Default: one per GPU. Without a GPU: one per CPU core, at most 16.
+        jobs: Number of simultaneous runs. Default: one per GPU. Without a GPU: one per CPU core, at most 16. On Slurm:
+            64.
         device: `auto`, `cpu` or `cuda`.
         threads: CPU threads per run.
         max_time: Time limit. Runs that would end later are not started; call the function again to continue.
+        cluster: `slurm` trains every model in a job of a cluster, `local` in a job of submitit's local executor.
+        partition: Partition of Slurm.
+        cluster_options: Options of sbatch for every job, such as "time=120".
         quiet: Do not print progress.
         trust_code: Allow the import of your own code, to which a name such as `mine:cosine` refers.
     """
     names = rows if isinstance(rows, str) else ",".join(rows)
     settings = Settings(names, seeds, steps, seconds(time, "--time"), match, search_rates, metric, seconds(max_time))
     settings.check()
+    machine = Resources(device, jobs, threads, trust_code, cluster_from_options(cluster, partition, cluster_options))
     folder, edits = Path(out), several(changes)
     files: dict[str, Any] = {"source": source, "target": target, "tsv": tsv, "jsonl": jsonl, "text": text}
     files |= {"valid_source": valid_source, "valid_target": valid_target, "labelled": labelled, "valid": valid}
@@ -104,4 +113,4 @@ def ablate(  # noqa: PLR0913  # the options of the command line
         return request
 
     with closing(AblationConsole(quiet=quiet)) as console:
-        return run_ablation(ready, folder, settings, Resources(device, jobs, threads, trust_code), console.note)
+        return run_ablation(ready, folder, settings, machine, console.note)

@@ -22,11 +22,10 @@ from regard.planner import adamw
 from regard.processes import JobError
 from regard.recipe.recipe import Recipe, RecipeRequest
 from regard.runs.resolve import resolve
-from regard.runs.trained_model import choose_device
 from regard.training.checkpoint import read_json, write_json
 from regard.variants import variant
 
-WRITTEN = re.compile(r"runs|data|text|results\.jsonl|steps\.json|(table|ladder)\..+|worker-\d+\.log")
+WRITTEN = re.compile(r"runs|data|text|cluster|results\.jsonl|steps\.json|(table|ladder)\..+|worker-\d+\.log")
 LONG = 10**9  # step limit for a run that is limited by time
 PROBE = 8.0  # seconds that a measurement of training speed takes
 Request = RecipeRequest | Callable[[], RecipeRequest]
@@ -90,7 +89,7 @@ def open_ablation(
 ) -> Iterator[tuple[Text, Recipe]]:
     """Yield the tokenised text and the base model's recipe. The folder `out` is locked until the `with` block ends."""
     settings.check()
-    device = choose_device(machine.device)  # raises an error for a missing device before anything is written
+    device = machine.planned_device()  # raises an error for a missing device before anything is written
     folder = Path(out)
     _check_folder(folder)  # before the lock file is written
     with locked(folder, lambda: _check_folder(folder), lambda name: bool(WRITTEN.fullmatch(name))), _runs(folder):

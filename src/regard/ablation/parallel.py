@@ -1,4 +1,4 @@
-"""Train the runs of an ablation in parallel worker processes, each with its own GPU if there are several."""
+"""Train the runs of an ablation in parallel worker processes, one per GPU if there are several, or on a cluster."""
 
 import os
 import queue
@@ -10,9 +10,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from regard.ablation import single_run
 from regard.ablation.plan import Job, Text
 from regard.ablation.results import FAILED, Result
+from regard.cluster.pool import ClusterPool
+from regard.cluster.schedulers import Cluster
 from regard.processes import ProcessPool, cores
 from regard.runs.trained_model import choose_device
 from regard.training.checkpoint import write_json
@@ -29,6 +33,19 @@ class Resources:
     jobs: int | None = None  # simultaneous jobs; None: one per GPU, or per core
     threads: int | None = None  # CPU threads per job; None: the cores are divided among the jobs
     trust_code: bool = False
+    cluster: Cluster | None = None  # None: processes of this machine
+
+    def planned_device(self) -> torch.device:
+        """Return the device for which models and batches are planned: that of this machine, or of a cluster's nodes."""
+        if self.cluster is None:
+            return choose_device(self.device)
+        if self.device == "auto":
+            return torch.device("cuda" if self.cluster.has_gpus else "cpu")
+        return torch.device(self.device) if self.device == "cuda" else choose_device(self.device)
+
+    def size(self) -> int:
+        """Return the number of simultaneous jobs."""
+        return len(self.slots()) if self.cluster is None else self.jobs or self.cluster.at_once
 
     def slots(self) -> list[dict[str, str]]:
         """Return the environment variables for each worker, which set its number of threads and its GPU."""
@@ -42,19 +59,33 @@ class Resources:
 
 
 def _gpus() -> list[str]:
-    import torch  # noqa: PLC0415  # only with a GPU
-
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     names = visible.split(",") if visible else [str(i) for i in range(torch.cuda.device_count())]
     return names[: torch.cuda.device_count()]
 
 
-class Runner(ProcessPool):
-    """A pool of worker processes for the jobs of an ablation. The processes end with the `with` block."""
+class Runner:
+    """Runs the jobs of an ablation in a pool of processes or of cluster jobs. All of them end with the `with` block."""
 
     def __init__(self, folder: Path, machine: Resources, slots: Sequence[dict[str, str]] | None = None) -> None:
-        super().__init__(machine.slots() if slots is None else slots)
         self.folder, self.machine = folder, machine
+        self.events: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
+        self.size = machine.size() if slots is None else len(slots)
+        self.pool: ProcessPool | ClusterPool
+        if machine.cluster is None:
+            self.pool = ProcessPool(machine.slots() if slots is None else slots)
+        else:
+            threads = {"OMP_NUM_THREADS": str(machine.threads or 1)}
+            self.pool = ClusterPool(machine.cluster, folder / "cluster", threads, self._report, _label)
+
+    def __enter__(self) -> "Runner":
+        return self
+
+    def __exit__(self, *given: object) -> None:
+        self.pool.__exit__(*given)
+
+    def _report(self, sentence: str) -> None:
+        self.events.put({"event": "message", "text": sentence})
 
     def run(
         self, jobs: Iterable[Job], text: Text, measured: dict[str, Any], watch: Watch, deadline: float | None = None
@@ -65,14 +96,13 @@ class Runner(ProcessPool):
         far. `measured["metric"]` is the metric to compute, and `measured["texts"]` is True to store translations.
         """
         waiting, busy, clock = deque(jobs), 0, _Clock(deadline)
-        events: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
         while True:
-            while waiting and busy < len(self.workers) and clock.enough():
+            while waiting and busy < self.size and clock.enough():
                 busy += 1
-                self._begin(waiting.popleft(), text, measured, events.put)
+                self._begin(waiting.popleft(), text, measured, self.events.put)
             if not busy:
                 return not waiting
-            event = events.get()
+            event = self.events.get()
             if event["event"] == "done":
                 busy -= 1
                 clock.took(event["wall"])
@@ -95,7 +125,7 @@ class Runner(ProcessPool):
             emit({"event": "done", "job": job, "wall": wall, "result": about | {"hash": job.hash} | result})
 
         order = self._order(folder, job, text) | {"about": about} | measured
-        future = self.submit(single_run.run, order, on_event=lambda event: emit(event | {"job": job}))
+        future = self.pool.submit(single_run.run, order, on_event=lambda event: emit(event | {"job": job}))
         future.add_done_callback(done)
 
     def _order(self, folder: Path, job: Job, text: Text) -> dict[str, Any]:
@@ -112,7 +142,13 @@ class Runner(ProcessPool):
         folder = self.folder / "runs" / ".speed"
         folder.mkdir(parents=True, exist_ok=True)
         order = self._order(folder, job, text) | {"seconds": seconds}
-        return self.submit(single_run.run, order, on_event=watch).result()["steps_per_second"]
+        return self.pool.submit(single_run.run, order, on_event=watch).result()["steps_per_second"]
+
+
+def _label(order: dict[str, Any]) -> str:
+    """Return the name of a job for messages."""
+    about = order.get("about")
+    return f"{about['row']} seed {about['seed']}" if about else "measuring the speed"
 
 
 class _Clock:

@@ -43,7 +43,7 @@ class Results:
             self.by_hash[result["hash"]] = result
 
     def _measured(self, result: Result) -> bool:
-        return result["status"] != DONE or (self.metric in result["scores"] and (not self.texts or "said" in result))
+        return measured(result, self.metric, self.texts)
 
     def add(self, result: Result) -> None:
         """Add a new result and append it to `results.jsonl`."""
@@ -60,6 +60,17 @@ class Results:
         """Return True if a training run is finished and does not have to be repeated."""
         result = self.by_hash.get(hash_)
         return result is not None and result["status"] in (DONE, DIVERGED) and self._measured(result)
+
+
+def measured(result: Result, metric: str, texts: bool) -> bool:
+    """Return whether a result has the metric and, if `texts` is set, the model's outputs, or needs neither."""
+    return result["status"] != DONE or (metric in result["scores"] and (not texts or "said" in result))
+
+
+def stored(path: Path, metric: str, texts: bool) -> Result | None:
+    """Return the result in a file, or None if there is none that makes the training run unnecessary."""
+    result = _parse(path.read_bytes()) if path.exists() else None
+    return result if result is not None and result["status"] != FAILED and measured(result, metric, texts) else None
 
 
 def _parse(line: bytes) -> Result | None:

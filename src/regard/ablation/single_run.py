@@ -10,13 +10,13 @@ from typing import Any
 import torch
 
 from regard.ablation.plan import early_step
-from regard.ablation.results import DIVERGED, DONE, FAILED, Result
+from regard.ablation.results import DIVERGED, DONE, FAILED, Result, stored
 from regard.data.prepare import Prepared, opened
 from regard.decoding.beam import Beam
 from regard.evaluation.metrics import METRICS
 from regard.evaluation.validation import measured, metric_for, validate
 from regard.files import LOCK, clear, locked
-from regard.processes import sentence
+from regard.processes import StoppedError, sentence, stop_requested
 from regard.recipe.recipe import Recipe
 from regard.runs.assemble import assemble, held_out, measure_of
 from regard.runs.trained_model import choose_device
@@ -53,7 +53,15 @@ def train(folder: Path, recipe: Recipe, data: Prepared, device: torch.device, or
     metrics = measured(data.objective, spec.bleu_tokenize, metric.with_tokenizer(spec.bleu_tokenize), *companions)
     if latest:
         trainer.resume()
-    trainer.fit()
+
+    def stop() -> str | None:
+        if why := stop_requested():
+            trainer.checkpointed = -math.inf  # save now, however recent the last checkpoint is
+        return why
+
+    outcome = trainer.fit(stop)
+    if not outcome.finished:
+        raise StoppedError(f"{outcome.why}, at step {outcome.step:,} of {trainer.steps:,}")
     outputs: list[str] = []
     with trainer.averaged(), torch.no_grad():
         final = validate(trainer.model.eval(), records, Beam(beam_size=1), spec.decode, metrics, outputs=outputs)
@@ -126,10 +134,14 @@ def run(order: dict[str, Any], emit: Emit) -> Result:
         data = opened(recipe.data, Path(order["data"]))
         if "seconds" in order:
             return {"steps_per_second": speed(folder, recipe, data, device, order["seconds"])}
+        if (before := stored(folder / "result.json", order["metric"], order.get("texts", False))) is not None:
+            return before  # another process has finished this run while this one waited
         began = time.monotonic()
         about = order["about"] | {"hash": folder.name}
         try:
             result = about | {"status": DONE} | train(folder, recipe, data, device, order, emit)
+        except StoppedError:
+            raise
         except DivergedError as error:
             result = about | {"status": DIVERGED, "error": str(error)}
         except Exception as error:  # the table shows the failure in the row of this model

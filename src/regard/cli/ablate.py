@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from regard.cli.base import STUDY, AsJson, Quiet, RecipeFile, console, print_json
-from regard.cli.options import Runs, TextFiles, command, experiment_option, given
+from regard.cli.options import OnCluster, Runs, TextFiles, command, experiment_option, given
 from regard.errors import SpecError
 
 if TYPE_CHECKING:
@@ -19,6 +19,7 @@ WIDE = 140
 def ablate(
     files: TextFiles,
     runs: Runs,
+    cluster: OnCluster,
     recipe: RecipeFile = None,
     rows: Annotated[
         str,
@@ -76,6 +77,7 @@ def ablate(
         out,
         **files.keywords(),
         **given(runs),
+        **given(cluster),
         recipe=recipe,
         rows=rows,
         variants=variants or (),

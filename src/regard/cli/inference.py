@@ -15,7 +15,7 @@ import typer
 
 from regard.cli.base import USE, AsJson, Quantize, complain, compute_option, console, print_json, warn
 from regard.cli.input_lines import lines_of, pieces_of
-from regard.cli.options import BatchSize, Change, Decoding, Loading, command, given
+from regard.cli.options import BatchSize, Change, Decoding, Loading, OnCluster, cluster_option, command, given
 from regard.errors import DataError, SpecError
 
 if TYPE_CHECKING:
@@ -41,6 +41,7 @@ def translate(
     runs: RunsArgument,
     decoding: Decoding,
     loading: Loading,
+    cluster: OnCluster,
     stream: Stream = False,
     engine: Annotated[
         str, compute_option(help="Inference engine: native, or ctranslate2 (RUN is exported on first use).")
@@ -49,8 +50,18 @@ def translate(
     workers: Annotated[
         int | None,
         compute_option(
-            min=1, metavar="N", help="Number of worker processes with one CPU thread each, for large files."
+            min=1,
+            metavar="N",
+            help="Number of worker processes with one CPU thread each, for large files; with --cluster, number of "
+            "simultaneous jobs.",
         ),
+    ] = None,
+    work: Annotated[
+        str | None,
+        cluster_option(metavar="DIR", help="Folder for finished shards, which all nodes share. Default: FILE.shards."),
+    ] = None,
+    shard_lines: Annotated[
+        int | None, cluster_option(min=1, metavar="N", help="Number of lines per job. Default: 10000.")
     ] = None,
     batch_size: BatchSize = None,
     as_json: AsJson = False,
@@ -59,20 +70,29 @@ def translate(
 
     With --n-best N, N lines are printed for every input line. Search settings that you do not give are taken from the
     recipe (section decode). An input with more tokens than data.max_len in the recipe is truncated, with a warning.
+
+    With --cluster, shards of a large file are translated by jobs of a cluster, and printed in order. Shards that were
+    finished before an interruption are not translated again.
     """
+    from regard.cluster.schedulers import cluster_from_options
     from regard.runs.decode import text_decoder
+    from regard.runs.shards import Shards, check_options, node_task
     from regard.runs.workers import Workers, task_of
 
     paths, file = _runs_and_file(runs)
-    processes = workers is not None and engine == "native"
-    if workers is not None:
+    on_cluster = cluster_from_options(**given(cluster))
+    check_options(on_cluster, engine, work, shard_lines)
+    if on_cluster is not None:
+        work = _work_folder(work, file, stream)
+    processes = workers is not None and engine == "native" and on_cluster is None
+    if workers is not None and on_cluster is None:
         _check_workers(stream, loading.threads)
     if stream:
         _check_stream(batch_size, as_json)
     if loading.plain and (engine != "native" or quantize is not None):
         raise SpecError("--plain", "applies only to the native engine; leave out --plain, or --engine and --quantize")
-    device = loading.device
-    if workers is not None or engine != "native":
+    device = loading.device if on_cluster is None else "cpu"
+    if (workers is not None and on_cluster is None) or engine != "native":
         if device not in {"auto", "cpu"}:
             what = "--workers compute" if processes else f"the engine {engine!r} computes"
             raise SpecError("--device", f"{what} on the CPU, not on {device!r}; leave out --device")
@@ -93,7 +113,11 @@ def translate(
         warn=warn,
         report=complain,
     )
-    if stream:
+    if on_cluster is not None:
+        task = node_task(task_of(decoder, paths, loading.keywords()), loading.device, loading.threads)
+        with Shards(on_cluster, Path(work or ""), task, workers, shard_lines, complain) as shards:
+            _print_outputs(shards.translate(lines_of(file), warn), as_json)
+    elif stream:
         _stream(decoder.stream(line, number) for number, line in enumerate(lines_of(file)))
     elif workers is not None and processes:
         with Workers(workers, task_of(decoder, paths, loading.keywords())) as several:
@@ -101,6 +125,15 @@ def translate(
     else:
         pieces = pieces_of(file, AHEAD * decoder.batch_size)
         _print_outputs(chain.from_iterable(decoder.outputs(piece, first) for first, piece in pieces), as_json)
+
+
+def _work_folder(work: str | None, file: str | None, stream: bool) -> str:
+    """Return the folder for finished shards."""
+    if stream:
+        raise SpecError("--stream", "prints tokens as they are generated, but --cluster translates whole shards")
+    if work is None and (file is None or file == "-"):
+        raise SpecError("--work", "is missing; with --cluster, name a file to translate, or a folder for its shards")
+    return work or f"{file}.shards"
 
 
 def _check_workers(stream: bool, threads: int | None) -> None:

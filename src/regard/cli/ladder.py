@@ -8,7 +8,7 @@ import typer
 
 from regard.cli.ablate import WIDE
 from regard.cli.base import STUDY, AsJson, Quiet, RecipeFile, console, print_json
-from regard.cli.options import PairFiles, Runs, command, experiment_option
+from regard.cli.options import OnCluster, PairFiles, Runs, command, experiment_option, given
 from regard.errors import SpecError
 
 if TYPE_CHECKING:
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 def ladder(
     files: PairFiles,
     runs: Runs,
+    cluster: OnCluster,
     recipe: RecipeFile = None,
     quick: Annotated[
         bool,
@@ -66,6 +67,7 @@ def ladder(
     from regard.ablation.ladder import ladder as train_ladder
     from regard.ablation.parallel import Resources
     from regard.ablation.plan import check_changes
+    from regard.cluster.schedulers import cluster_from_options
     from regard.runs.options import seconds as parse_time
     from regard.runs.request import check_request, request_from_options
 
@@ -82,6 +84,7 @@ def ladder(
         "all", seeds, runs.steps, seconds, "none", runs.search_rates, runs.metric, parse_time(runs.max_time)
     )
     settings.check()
+    machine = Resources(runs.device, runs.jobs, runs.threads, runs.trust_code, cluster_from_options(**given(cluster)))
     select_rungs(rungs)
     folder, changes = Path(out), runs.changes or ()
     options: dict[str, Any] = files.keywords() | ({} if recipe is None else {"recipe": recipe})
@@ -97,7 +100,6 @@ def ladder(
             demo.write(folder / "text")
         return request
 
-    machine = Resources(runs.device, runs.jobs, runs.threads, runs.trust_code)
     with closing(AblationConsole(quiet=quiet or as_json)) as progress:
         result = train_ladder(ready, folder, rungs, settings, machine, progress.note)
     if as_json:

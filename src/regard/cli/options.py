@@ -22,6 +22,7 @@ data_option = partial(typer.Option, metavar="FILE", rich_help_panel="Training da
 experiment_option = partial(typer.Option, rich_help_panel="Experiment")
 search_option = partial(typer.Option, rich_help_panel="Search")
 sampling_option = partial(typer.Option, rich_help_panel="Sampling")
+cluster_option = partial(typer.Option, rich_help_panel="Cluster")
 output_option = partial(typer.Option, rich_help_panel="Constraints on the output")
 
 
@@ -149,7 +150,9 @@ class Runs:
     jobs: Annotated[
         int | None,
         compute_option(
-            min=1, metavar="N", help="Number of models trained at once. Default: one per GPU, or one per CPU core."
+            min=1,
+            metavar="N",
+            help="Number of models trained at once. Default: one per GPU, or one per CPU core; 64 on Slurm.",
         ),
     ] = None
     device: Device = "auto"
@@ -169,6 +172,29 @@ class Runs:
         ),
     ] = None
     trust_code: TrustCode = False
+
+
+@dataclass(frozen=True)
+class OnCluster:
+    """The options of commands whose jobs may run on a cluster, as in `regard.runs.options.ClusterOptions`."""
+
+    cluster: Annotated[
+        str | None,
+        cluster_option(
+            metavar="KIND", help="Run the jobs on a cluster: slurm, or local (submitit's local executor, for tests)."
+        ),
+    ] = None
+    partition: Annotated[
+        str | None, cluster_option(metavar="NAME", help="Partition of Slurm. Default: that of the cluster.")
+    ] = None
+    cluster_options: Annotated[
+        list[str] | None,
+        cluster_option(
+            "--cluster-option",
+            metavar="KEY=VALUE",
+            help="An option of sbatch for every job, such as time=120, mem=16GB or gpus_per_node=1. Repeatable.",
+        ),
+    ] = None
 
 
 @dataclass(frozen=True)

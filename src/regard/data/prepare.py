@@ -427,6 +427,9 @@ def opened(spec: DataSpec, folder: Path) -> Prepared:
     tokenizers = _load_tokenizers(folder)
     if missing := set(objective.encoded) - set(tokenizers):
         raise DataError(f"{folder} lacks tokenizer.{missing.pop()}.json; train again from the text")
+    for table in (*tables, *([] if valid is None else [valid])):
+        if missing := set(objective.columns) - table.columns.keys():
+            raise DataError(f"{folder} has a table without the column {missing.pop()!r}; train again from the text")
     weights = [corpus.weight for corpus in spec.train]
     spec = replace(spec, objective=objective)
     return Prepared(spec, objective, tables, weights, valid, texts, tokenizers, survey, valid_survey, report)

@@ -1,9 +1,9 @@
 """Compare training runs: recipe differences, model sizes, validation curves, best scores, speed and training time."""
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
-from io import BytesIO, StringIO
+from io import StringIO
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -12,17 +12,16 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from regard.errors import DataError, SpecError
+from regard.errors import DataError
 from regard.evaluation.metrics import METRICS
 from regard.models.build import count
 from regard.recipe.recipe import Recipe
+from regard.runs.curves import Curve, curves_of, events_of, plot_curves
 from regard.runs.trained_model import TrainedModel, read_recipe
 from regard.training.checkpoint import RunFolder
 
 BARS = "\u2581\u2582\u2583\u2584\u2585\u2586\u2587\u2588"
 ABSENT = "-"
-PLOTS = (".png", ".svg", ".html")
-Curve = list[tuple[int, float]]  # (step, value)
 
 
 @dataclass(frozen=True)
@@ -110,36 +109,8 @@ class RunComparison:
 
     def plot(self, path: str | Path) -> None:
         """Write a plot of the validation curves to a .png, .svg or .html file. Requires matplotlib."""
-        path = Path(path)
-        if path.suffix not in PLOTS:
-            raise SpecError("--plot", f"{str(path)!r} is not a {', '.join(PLOTS[:-1])} or {PLOTS[-1]} file")
-        try:
-            from matplotlib.backends.backend_agg import FigureCanvasAgg  # noqa: PLC0415  # an extra
-            from matplotlib.figure import Figure  # noqa: PLC0415
-        except ImportError:
-            raise SpecError("--plot", "needs the package matplotlib: pip install 'regard[demo]'") from None
-        metrics = self.metrics[:2]
-        if not metrics:
-            raise DataError("none of the runs has been validated yet, so there is no curve to plot")
-        figure = Figure(figsize=(6 * len(metrics), 4), dpi=120, layout="constrained")
-        FigureCanvasAgg(figure)
-        for metric, axes in zip(metrics, figure.subplots(1, len(metrics), squeeze=False)[0], strict=True):
-            for run in self.runs:
-                if curve := run.curves.get(metric):
-                    axes.plot(*zip(*curve, strict=True), marker=".", label=run.name.replace("$", r"\$"))
-            axes.set_xlabel("step")
-            axes.set_ylabel(f"validation {metric}")
-            axes.grid(alpha=0.3)
-            axes.legend()
-        buffer = BytesIO()
-        figure.savefig(buffer, format="png" if path.suffix == ".png" else "svg")
-        drawing = buffer.getvalue()
-        if path.suffix == ".html":
-            drawing = b"<!doctype html><title>regard compare</title>" + drawing[drawing.index(b"<svg") :]
-        try:
-            path.write_bytes(drawing)
-        except OSError as error:
-            raise DataError(f"{path}: cannot be written ({error.strerror or error})") from None
+        curves = {run.name: run.curves for run in self.runs}
+        plot_curves(curves, self.metrics[:2], Path(path), "regard compare")
 
     def __repr__(self) -> str:
         screen = Console(file=StringIO(), width=100, color_system=None, emoji=False, highlight=False)
@@ -169,7 +140,7 @@ def compare(*runs: str | Path | TrainedModel, trust_code: bool = False) -> RunCo
 
 
 def _summary(name: str, path: Path, recipe: Recipe) -> RunSummary:
-    events = list(_events(RunFolder(path).log))
+    events = list(events_of(RunFolder(path).log))
     speeds = [event["tokens_per_second"] for event in events if event.get("tokens_per_second")]
     devices = [event["device"] for event in events if event["event"] == "start" and "device" in event]
     return RunSummary(
@@ -184,7 +155,7 @@ def _summary(name: str, path: Path, recipe: Recipe) -> RunSummary:
         median(speeds) if speeds else None,
         devices[-1] if devices else None,
         recipe.train.criterion,
-        _curves(events),
+        curves_of(events),
     )
 
 
@@ -203,32 +174,6 @@ def differences(values: Sequence[Any], path: str = "") -> Iterator[tuple[str, Se
             yield from differences(items, f"{path}[{i}]")
     else:
         yield path, values
-
-
-def _events(log: Path) -> Iterator[dict[str, Any]]:
-    """Yield the events in a log file. Lines that are not valid events, such as partly written lines, are skipped."""
-    try:
-        lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
-        return
-    for line in lines:
-        try:
-            event = json.loads(line)
-        except (ValueError, RecursionError):
-            continue
-        if isinstance(event, dict) and isinstance(event.get("event"), str) and isinstance(event.get("step"), int):
-            yield event
-
-
-def _curves(events: Sequence[Mapping[str, Any]]) -> dict[str, Curve]:
-    """Return the validation curves, keyed by metric: lists of (step, value)."""
-    curves: dict[str, Curve] = {}
-    for event in events:
-        if event["event"] == "valid":
-            for name in METRICS:
-                if isinstance(event.get(name), int | float):
-                    curves.setdefault(name, []).append((event["step"], float(event[name])))
-    return curves
 
 
 def _progress(run: RunSummary) -> str:

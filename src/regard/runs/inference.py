@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Unpack, overload
 
+from regard.cluster.schedulers import cluster_from_options
 from regard.errors import DataError, SpecError
 from regard.inference.text import Output, Prediction, TextScore, Warn
 from regard.runs.decode import BATCH, text_decoder
@@ -24,6 +25,7 @@ from regard.runs.options import (
     cpu_threads,
     search_from_options,
 )
+from regard.runs.shards import Shards, check_options, node_task
 from regard.runs.trained_model import TrainedModel, load
 from regard.runs.workers import Workers, task_of
 
@@ -33,7 +35,12 @@ Runs = Run | Sequence[Run]
 
 class _Translation(TranslationOptions, LoadOptions, total=False):
     threads: int | None  # CPU threads
-    workers: int | None  # worker processes with one CPU thread each
+    workers: int | None  # worker processes with one CPU thread each; with `cluster`, simultaneous jobs
+    cluster: str | None  # "slurm" or "local": translate shards of the texts in jobs of a cluster
+    partition: str | None  # partition of Slurm
+    cluster_options: str | Sequence[str]  # options of sbatch for every job, such as "time=120"
+    work: str | Path | None  # with `cluster`: the folder for finished shards, which all nodes share
+    shard_lines: int | None  # with `cluster`: texts per job
 
 
 class _Generation(DecodingOptions, LoadOptions, total=False):
@@ -91,13 +98,18 @@ def translate(
 @overload
 def translate(run: Runs, texts: Iterable[str], *, n_best: int, **options: Unpack[_Translation]) -> list[list[str]]: ...
 @accepts(_Translation, text_decoder, search_from_options, load_runs)
-def translate(
+def translate(  # noqa: PLR0913  # the options of the command line
     run: Runs,
     texts: str | Iterable[str],
     *,
     n_best: int | None = None,
     threads: int | None = None,
     workers: int | None = None,
+    cluster: str | None = None,
+    partition: str | None = None,
+    cluster_options: str | Sequence[str] = (),
+    work: str | Path | None = None,
+    shard_lines: int | None = None,
     **options: Any,
 ) -> Any:
     """Translate one text (a string) or several texts, and return a string or a list of strings.
@@ -107,11 +119,18 @@ def translate(
         regard.translate("runs/mine", "How are you?", beam=8)
         regard.translate(["runs/a", "runs/b"], lines, batch_size=64)        # an ensemble
 
-    The options are described in `regard.runs.options`. By default, the search settings of the recipe are used.
+    The options are described in `regard.runs.options`. By default, the search settings of the recipe are used. With
+    `cluster`, shards of `shard_lines` texts are translated by jobs of a cluster, and finished shards are kept in the
+    folder `work` until all texts are translated.
     """
+    on_cluster = cluster_from_options(cluster, partition, cluster_options)
     loading, decoding = _split(options)
-    processes = workers is not None and decoding.get("engine", "native") == "native"
-    if processes:
+    check_options(on_cluster, decoding.get("engine", "native"), work, shard_lines)
+    if on_cluster is not None and work is None:
+        raise SpecError("work", "is missing; with a cluster, name a folder for finished shards")
+    device = loading.get("device", "auto")
+    processes = workers is not None and decoding.get("engine", "native") == "native" and on_cluster is None
+    if processes or (on_cluster is not None and isinstance(run, str | Path)):
         loading["device"] = "cpu"
     runs = load_runs(run, mapped=processes, **loading)
     for each in runs:
@@ -119,7 +138,12 @@ def translate(
     with cpu_threads(threads):
         decoder = text_decoder(runs, n_best=n_best, best=True, threads=workers or threads, **decoding)
         listed = [texts] if isinstance(texts, str) else texts
-        if processes:
+        if on_cluster is not None:
+            task = node_task(task_of(decoder, [str(each.path) for each in runs], loading), device, threads)
+            warn = decoding.get("warn", lambda _: None)
+            with Shards(on_cluster, Path(work or ""), task, workers, shard_lines, warn) as shards:
+                outputs = list(shards.translate(listed, warn))
+        elif processes:
             task = task_of(decoder, [str(each.path) for each in runs], loading)
             with Workers(workers or 1, task) as several:
                 outputs = list(several.translate(listed, decoding.get("warn", lambda _: None)))

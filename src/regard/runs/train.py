@@ -46,6 +46,7 @@ class TrainingOptions:
     trust_code: bool = False  # parts named as module:Class may be imported
     cache: bool = True  # read prepared data from the cache, and store it there
     plain: bool = False  # train the readable form of the model, without the kernels of regard.fast
+    watchers: Sequence[Watcher] = ()  # receive the events of training, too
     began: float = field(default_factory=time.monotonic)  # the start of a time budget
 
 
@@ -59,6 +60,7 @@ def train(
     cache: bool = True,
     plain: bool = False,
     quiet: bool = True,
+    watchers: Sequence[Watcher] = (),
     **options: Unpack[RequestOptions],
 ) -> TrainedModel:
     """Train a model on text files, save it in the run folder `out`, and return the trained model.
@@ -69,10 +71,11 @@ def train(
     The options are those of `regard train` (see `regard.runs.options.RequestOptions`). After `max_time`, in seconds or
     as a text such as "30m", training saves a checkpoint and stops; `regard.resume` continues the run. `cache` allows
     prepared data to be read from the cache and stored there. `plain` trains the readable form of the model, without the
-    kernels of `regard.fast`.
+    kernels of `regard.fast`. `watchers` are objects with a method `note(event)`, which receives every event of training
+    as a dict, such as {"event": "valid", "step": 100, "loss": 2.9, ...} (see docs/cluster.md).
     """
     request, trust_code = request_from_options(**options), options.get("trust_code", False)
-    settings = TrainingOptions(device, seconds(max_time), quiet, trust_code, cache, plain)
+    settings = TrainingOptions(device, seconds(max_time), quiet, trust_code, cache, plain, watchers)
     with cpu_threads(threads):
         return start_run(request, out, settings)[0]
 
@@ -127,10 +130,15 @@ def resume(
     trust_code: bool = False,
     plain: bool = False,
     threads: int | None = None,
+    watchers: Sequence[Watcher] = (),
 ) -> TrainedModel:
-    """Continue a training run exactly where it stopped, and return the trained model."""
+    """Continue a training run exactly where it stopped, and return the trained model.
+
+    `watchers` are objects with a method `note(event)`, as in `train`.
+    """
+    options = TrainingOptions(device, seconds(max_time), quiet, trust_code, plain=plain, watchers=watchers)
     with cpu_threads(threads):
-        return resume_run(path, TrainingOptions(device, seconds(max_time), quiet, trust_code, plain=plain))[0]
+        return resume_run(path, options)[0]
 
 
 def resume_run(path: str | Path, options: TrainingOptions | None = None) -> tuple[TrainedModel, Outcome]:
@@ -177,6 +185,7 @@ def _prepare_and_assemble(
         parent = load(request.start, "cpu", trust_code=options.trust_code)
     if folder.recipe.exists():
         recipe = read_recipe(folder, options.trust_code)
+        _check_resolved(folder, recipe)
         read_tokenizers(folder, recipe.data.objective)  # raises an error now rather than after training
         data = opened(recipe.data, folder.data)
         # Recipes written by earlier versions do not include the metric that is chosen to suit the text.
@@ -186,7 +195,7 @@ def _prepare_and_assemble(
     device, latest = choose_device(options.device), folder.latest()
     write_json(folder.path / "environment.json", environment(device))
     step = latest.step if latest else 0
-    watchers: list[Watcher] = [Log(folder.log, step), console]
+    watchers: list[Watcher] = [Log(folder.log, step), console, *options.watchers]
     if TensorBoard.installed():
         watchers.append(TensorBoard(folder.path / "tensorboard", step))
     else:
@@ -210,6 +219,18 @@ def _prepare_and_assemble(
     console.titles = {each.name: each.heading for each in (LOSS, criterion, *measured(data.objective, "none"))}
     baselines.report(folder, data, recipe.train, criterion, trainer.emit, console.report)
     return trainer
+
+
+def _check_resolved(folder: RunFolder, recipe: Recipe) -> None:
+    """Raise an error if a recipe that was read from a run folder lacks a setting that training needs."""
+    needed = {
+        "data.batching": recipe.data.batching,
+        "train.steps": recipe.train.steps,
+        "train.optimizer": recipe.train.optimizer,
+    }
+    for path, value in needed.items():
+        if value is None:
+            raise DataError(f"{folder.recipe}: {path} is missing; restore the file from a copy")
 
 
 def _prepared(

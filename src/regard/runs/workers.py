@@ -22,7 +22,7 @@ from regard.inference.text import AHEAD, Constraints, Output
 from regard.processes import JobError, ProcessPool, WorkerDiedError
 from regard.recipe.recipe import PARTS
 from regard.runs.decode import TextDecoder, ensemble
-from regard.runs.trained_model import load
+from regard.runs.trained_model import choose_device, load
 from regard.tree import read, to_record
 
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
@@ -139,7 +139,7 @@ class Workers:
                     result = chunks.popleft().result()
                     for sentence in result["warnings"]:
                         warn(sentence)
-                    yield from map(_outputs, result["outputs"])
+                    yield from map(outputs_of, result["outputs"])
                 elif source.error is not None:
                     raise source.error
                 else:
@@ -170,15 +170,17 @@ class Workers:
         return Chunk(first, len(lines), loaded, future)
 
 
-def _outputs(best: Sequence[Any]) -> list[Output]:
+def outputs_of(best: Sequence[Any]) -> list[Output]:
+    """Return the n best outputs for a line, which a worker sent as JSON."""
     lists = ("tokens", "ids", "read")
     return [Output(**output | {name: tuple(output[name]) for name in lists}) for output in best]
 
 
-def translate(record: str, first: int, lines: list[str], emit: Callable[[Any], None]) -> dict[str, Any]:
+def translate(record: str, first: int, lines: list[str], emit: Callable[[Any], None] | None = None) -> dict[str, Any]:
     """Translate lines in a worker process, which loads the models with its first chunk; return outputs and warnings."""
     decoder, warnings = _loaded(record)
-    emit("loaded")
+    if emit is not None:
+        emit("loaded")
     outputs = [[asdict(output) for output in best] for best in decoder.outputs(lines, first)]
     answer = {"outputs": outputs, "warnings": list(warnings)}
     warnings.clear()
@@ -190,10 +192,12 @@ def _loaded(record: str) -> tuple[TextDecoder, list[str]]:
     """Return the decoder that `task_of` converted to a JSON object, and a list that receives its warnings."""
     import torch  # noqa: PLC0415  # only in a worker
 
-    torch.set_num_threads(1)
     warnings: list[str] = []
     task: Task = json.loads(record)
-    texts = ensemble([load(run, "cpu", mapped=True, **task["loading"]) for run in task["runs"]], warnings.append)
+    torch.set_num_threads(task.get("threads", 1))
+    device = str(choose_device(task.get("device", "cpu")))
+    loaded = [load(run, device, mapped=device == "cpu", **task["loading"]) for run in task["runs"]]
+    texts = ensemble(loaded, warnings.append)
     search: Any = read(task["search"], Search, "", PARTS, task["loading"].get("trust_code", False))
     limits: Limits = read(task["limits"], Limits, "", {part.kind: part for part in (Limits, LengthLimit)})
     constraints = Constraints(**task["constraints"])

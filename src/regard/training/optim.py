@@ -81,7 +81,8 @@ class Optimizer:
 
     def load(self, saved: Mapping[str, Tensor]) -> None:
         """Load the state of all optimizers, in the format of `state`."""
-        if any(key.split(".", 1)[0] not in self.parts for key in saved):
+        entries = [key.split(".", 2) for key in saved]
+        if any(len(entry) < 3 or entry[0] not in self.parts or not entry[1].isdecimal() for entry in entries):
             raise DataError(f"the saved optimizer state is not that of {' and '.join(self.parts)}")
         for name, part in self.parts.items():
             known = part.state_dict()
@@ -93,7 +94,24 @@ class Optimizer:
             count = sum(len(group["params"]) for group in known["param_groups"])
             if states and (min(states) < 0 or max(states) >= count):
                 raise DataError("the saved optimizer state belongs to other parameters than those of this model")
+            parameters = [parameter for group in part.param_groups for parameter in group["params"]]
+            if type(part).__module__.startswith(("torch.", "regard.")):  # an optimizer of yours may differ
+                _check_states({parameters[number]: state for number, state in states.items()})
             part.load_state_dict({"state": states, "param_groups": known["param_groups"]})
+
+
+WHOLE = {"exp_avg", "exp_avg_sq", "momentum_buffer", "variance"}  # entries with the shape of their parameter
+
+
+def _check_states(states: Mapping[Tensor, Mapping[str, Tensor]]) -> None:
+    """Raise an error if an entry is missing or has the wrong shape. Matrices have equal entries; so have vectors."""
+    entries: dict[bool, set[str]] = {}
+    for parameter, state in states.items():
+        entries.setdefault(parameter.ndim > 1, set()).update(state)
+    for parameter, state in states.items():
+        fits = all(state[name].shape == parameter.shape for name in WHOLE & state.keys())
+        if not fits or state.keys() != entries[parameter.ndim > 1]:
+            raise DataError("the saved optimizer state is incomplete or of another model; restore it from a copy")
 
 
 def named(model: nn.Module) -> Named:

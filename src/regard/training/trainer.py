@@ -175,7 +175,7 @@ class Trainer:
                 if name in self.ema:
                     self.ema[name].copy_(tensor)
             weights = {name.removeprefix("raw."): t for name, t in trainer.items() if name.startswith("raw.")}
-        self.model.load_state_dict(weights)
+        self._load_weights(weights)
         states = {name.removeprefix("optimizer."): t for name, t in trainer.items() if name.startswith("optimizer.")}
         self.optimizer.load(states)
         for metrics in self.progress.scores.values():  # changes only checkpoints of versions without `reached`
@@ -186,6 +186,16 @@ class Trainer:
         self.progress.steps = self.progress.steps or self.spec.steps or 0
         self.budget.earlier, self.budget.validation = self.progress.clock, self.progress.validation
         return True
+
+    def _load_weights(self, weights: Mapping[str, Tensor]) -> None:
+        try:
+            self.model.load_state_dict(weights)
+        except RuntimeError as error:
+            problem = " ".join(str(error).split())[:200]
+            raise DataError(
+                f"{self.folder.path}: the weights of step {self.progress.step} do not fit the model of recipe.json "
+                f"({problem}); restore both from a copy"
+            ) from None
 
     @property
     def steps(self) -> int:

@@ -12,6 +12,8 @@ import pytest
 from regard.ablation import parallel
 from regard.ablation.parallel import Resources, Runner, _Clock
 from regard.ablation.plan import Job, Text
+from regard.cluster.schedulers import Cluster
+from regard.errors import SpecError
 from regard.processes import ProcessPool
 from regard.recipe.recipe import Recipe
 
@@ -75,3 +77,14 @@ def test_jobs_that_would_end_after_the_deadline_are_not_started() -> None:
     clock.took(200.0)
     assert not clock.enough()
     assert _Clock(None).enough()
+
+
+def test_models_for_a_cluster_are_planned_for_its_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpus, cpus = Cluster("slurm", "gpu", ("gpus_per_node=1",)), Cluster("slurm", "cpu")
+    assert Resources(cluster=gpus).planned_device().type == "cuda"
+    assert Resources(cluster=cpus).planned_device().type == "cpu"
+    assert Resources("cuda", cluster=cpus).planned_device().type == "cuda", "the login node needs no GPU"
+    with pytest.raises(SpecError, match="--device"):
+        Resources("tpu", cluster=cpus).planned_device()
+    assert Resources(cluster=cpus).size() == 64
+    assert Resources(cluster=cpus, jobs=3).size() == 3

@@ -2,6 +2,7 @@
 
 import errno
 import gzip
+import json
 import os
 import threading
 from collections import Counter
@@ -308,6 +309,17 @@ def test_text_that_grows_during_preparation_is_refused(tmp_path: Path) -> None:
 
 
 # -- the folder
+
+
+def test_a_table_without_a_column_of_the_task_is_refused(tmp_path: Path) -> None:
+    spec = spec_of(tsv(tmp_path / "a.tsv", pairs_of(40)))
+    prepare(spec, tmp_path / "data", 1)
+    path = tmp_path / "data" / "train-0" / "manifest.json"
+    manifest = json.loads(path.read_text())
+    del manifest["columns"]["target"]
+    path.write_text(json.dumps(manifest))
+    with pytest.raises(DataError, match="has a table without the column 'target'"):
+        opened(spec, tmp_path / "data")
 
 
 def test_opened_data_equal_the_prepared_data(tmp_path: Path) -> None:

@@ -87,6 +87,37 @@ def test_resume_continues_to_the_same_weights(text: Path, tmp_path: Path, monkey
     assert again.weights_sha256 == whole.weights_sha256
 
 
+def test_watchers_receive_the_events_of_training(text: Path, tmp_path: Path) -> None:
+    class Recorder:
+        def __init__(self) -> None:
+            self.events: list[Any] = []
+
+        def note(self, event: Any) -> None:
+            self.events.append(event)
+
+    first, second = Recorder(), Recorder()
+    run = train(tmp_path / "run", cache=False, device="cpu", watchers=[first], max_time=0.001, **options(text))
+    assert [event["event"] for event in first.events][:2] == ["baselines", "start"]
+    assert {"event": "end", "finished": False}.items() <= first.events[-1].items()
+    resume(run.path, device="cpu", watchers=[second])
+    valid = [event for event in second.events if event["event"] == "valid"]
+    assert valid[-1]["step"] == 4
+    assert valid[-1]["loss"] > 0
+    logged = [json.loads(line) for line in (run.path / "log.jsonl").read_text().splitlines()]
+    assert [event["event"] for event in second.events] == [event["event"] for event in logged][-len(second.events) :]
+
+
+@pytest.mark.parametrize("path", ["data.batching", "train.steps", "train.optimizer"])
+def test_a_recipe_that_lost_a_setting_is_refused(path: str, text: Path, tmp_path: Path) -> None:
+    run = train(tmp_path / "run", cache=False, device="cpu", max_time=0.001, **options(text))
+    record = json.loads((run.path / "recipe.json").read_text())
+    section, _, name = path.partition(".")
+    record[section][name] = None
+    (run.path / "recipe.json").write_text(json.dumps(record))
+    with pytest.raises(DataError, match=f"{path} is missing"):
+        resume(run.path, device="cpu")
+
+
 def test_a_folder_without_a_run_cannot_be_resumed(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="is not a training run; create one with regard train"):
         resume(tmp_path)

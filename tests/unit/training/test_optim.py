@@ -184,6 +184,24 @@ def test_a_state_of_another_model_is_refused() -> None:
         Adafactor(learning_rate=0.01).build(large).load(state.state())
 
 
+def test_an_incomplete_state_is_refused() -> None:
+    model = tiny()
+    optimizer = AdamW(learning_rate=0.01).build(model)
+    trained(model, optimizer, 1)
+    state = dict(optimizer.state())
+    for name, value in (("adamw.0.step", None), ("adamw.1.exp_avg", None), ("adamw.0.exp_avg", torch.zeros(3, 5))):
+        damaged = {each: tensor for each, tensor in state.items() if each != name}
+        with pytest.raises(DataError, match="incomplete or of another model"):
+            optimizer.load(damaged | ({} if value is None else {name: value}))
+    optimizer.load(state)
+
+
+@pytest.mark.parametrize("name", ["adamw", "adamw.0", "adamw.x.step", "", "adamw.-1.step"])
+def test_an_entry_with_an_unknown_name_is_refused(name: str) -> None:
+    with pytest.raises(DataError, match="is not that of adamw"):
+        AdamW(learning_rate=0.01).build(tiny()).load({name: torch.zeros(1)})
+
+
 def test_a_state_names_its_entries() -> None:
     model = tiny()
     optimizer = AdamW(learning_rate=0.01).build(model)

@@ -709,6 +709,15 @@ def test_a_run_killed_before_its_final_weights_gets_them(tmp_path: Path) -> None
     assert same(read_tensors(trainer.folder.final), final)
 
 
+def test_weights_of_another_model_are_refused(tmp_path: Path) -> None:
+    spec = spec_of(2)
+    trained(tmp_path, spec, bucketed(), tiny())
+    model = tiny()
+    model.register_parameter("another", torch.nn.Parameter(torch.zeros(3)))
+    with pytest.raises(DataError, match=r"the weights of step 2 do not fit the model of recipe.json .*another"):
+        Trainer(model, spec, bucketed(), RunFolder(tmp_path)).resume()
+
+
 def test_resume_without_a_checkpoint_returns_false(tmp_path: Path) -> None:
     assert Trainer(tiny(), spec_of(3), bucketed(), RunFolder(tmp_path)).resume() is False
 
