@@ -30,6 +30,7 @@ from regard.runs.trained_model import TrainedModel, choose_device, load, read_re
 from regard.training.checkpoint import FORMAT, RunFolder, read_json, write_json
 from regard.training.console import TrainingConsole
 from regard.training.log import Log, TensorBoard, environment
+from regard.training.recovery import Recovery, newest_whole
 from regard.training.spec import TrainSpec
 from regard.training.trainer import Outcome, Trainer, Watcher, precision
 
@@ -103,7 +104,7 @@ def start_run(
         try:
             return _fit(trainer, folder, request, options, console)
         except OutOfMemoryError:  # a folder without a trained step is not worth keeping
-            if (latest := folder.latest()) is None or latest.step == 0:
+            if max(folder.checkpoints(), default=0) == 0:
                 clear(folder.path, [LOCK])
             raise
 
@@ -147,8 +148,9 @@ def resume_run(path: str | Path, options: TrainingOptions | None = None) -> tupl
         with locked(folder.path, writes=folder.writes):
             if not folder.final.exists():  # another process may have finished the run meanwhile
                 request = _read_request(folder, options.trust_code)
-                trainer = _prepare_and_assemble(folder, request, replace(options, cache=False), console)
-                trainer.resume()
+                recovery = newest_whole(folder)
+                trainer = _prepare_and_assemble(folder, request, replace(options, cache=False), console, recovery)
+                trainer.resume(recovery)
                 return _fit(trainer, folder, request, options, console)
     run = load(folder.path, options.device, trust_code=options.trust_code, plain=options.plain)
     console.report(f"already finished: {folder.path}; to continue with other text: regard train --from {folder.path}")
@@ -165,15 +167,19 @@ def _read_request(folder: RunFolder, trust_code: bool) -> RecipeRequest:
 
 
 def _prepare_and_assemble(
-    folder: RunFolder, request: RecipeRequest, options: TrainingOptions, console: TrainingConsole
+    folder: RunFolder,
+    request: RecipeRequest,
+    options: TrainingOptions,
+    console: TrainingConsole,
+    recovery: Recovery | None = None,
 ) -> Trainer:
-    """Return the trainer of a run.
+    """Return the trainer of a run, which is to resume from the checkpoint `recovery`, if there is one.
 
     Data and recipe are read from the run folder if an earlier command has written them. Otherwise the data are prepared
     and the recipe is resolved now.
     """
     parent = None
-    if request.start is not None and folder.latest() is None:
+    if request.start is not None and recovery is None:
         parent = load(request.start, "cpu", trust_code=options.trust_code)
     if folder.recipe.exists():
         recipe = read_recipe(folder, options.trust_code)
@@ -183,9 +189,8 @@ def _prepare_and_assemble(
         recipe = replace(recipe, train=choose_metric(recipe.train, data, []))
     else:
         data, recipe = _prepared(folder, request, parent, options, console)
-    device, latest = choose_device(options.device), folder.latest()
+    device, step = choose_device(options.device), recovery.progress.step if recovery else 0
     write_json(folder.path / "environment.json", environment(device))
-    step = latest.step if latest else 0
     watchers: list[Watcher] = [Log(folder.log, step), console]
     if TensorBoard.installed():
         watchers.append(TensorBoard(folder.path / "tensorboard", step))

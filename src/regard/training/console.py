@@ -79,6 +79,10 @@ class TrainingConsole:
         self.live.add_task("training", total=event["steps"], facts="")
         self.live.start()
 
+    def on_damaged(self, event: Event) -> None:
+        """Print why a checkpoint cannot be used, and what is used instead."""
+        self.report(f"warning: {event['problem']}")
+
     def on_executor(self, event: Event) -> None:
         self.report(description(event))
 

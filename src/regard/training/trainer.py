@@ -24,8 +24,9 @@ from regard.errors import DataError, OutOfMemoryError, RegardError, SpecError, l
 from regard.models.base import Model
 from regard.nn.core import Reporting
 from regard.training.activation_checkpointing import checkpoint_blocks
+from regard.training.background_saving import BackgroundSaver, HostCopy
 from regard.training.budget import Budget
-from regard.training.checkpoint import CheckpointPolicy, RunFolder, mean, read_tensors, weights_digest
+from regard.training.checkpoint import CheckpointPolicy, RunFolder
 from regard.training.early_stopping import improvements, should_stop
 from regard.training.executor import (
     Eager,
@@ -39,8 +40,10 @@ from regard.training.executor import (
 from regard.training.mfu import peak, utilisation
 from regard.training.progress import Progress
 from regard.training.ranking import LOSS, Criterion, Metrics, order
+from regard.training.recovery import Recovery, newest_whole, reason
 from regard.training.schedule import Schedule
 from regard.training.spec import TrainSpec
+from regard.training.tensor_files import mean, read_weights
 
 Event = Mapping[str, Any]
 MEAN = -1  # step number of the averaged checkpoints in the ranking; if all scores are equal, it comes first
@@ -157,19 +160,22 @@ class Trainer:
         self.progress = Progress(steps=spec.steps)
         self.window = LogWindow()
         self.prefetch: Prefetch | None = None
+        self.saver = BackgroundSaver()
         self.validating = False
         self.update = Update(
             model, model.loss, self.optimizer, spec.clip, self.device, self.dtype, self.scaler, self.ema
         )
         self.executor: StepExecutor = Eager(self.update)
 
-    def resume(self) -> bool:
-        """Load the latest checkpoint and return True; return False if there is none."""
-        checkpoint = self.folder.latest()
-        if checkpoint is None:
+    def resume(self, recovery: Recovery | None = None) -> bool:
+        """Load the newest checkpoint that is whole (`recovery`), and return True; return False if there is none."""
+        recovery = recovery or newest_whole(self.folder)
+        if recovery is None:
             return False
-        weights, trainer = self.folder.load(checkpoint)
-        self.progress = Progress.read(self.folder, checkpoint)
+        self.progress = progress = recovery.progress
+        weights, trainer = recovery.weights, recovery.trainer
+        for problem in recovery.damaged:
+            self.emit("damaged", problem=f"{problem}; training resumes from the checkpoint of step {progress.step:,}")
         if self.ema is not None:
             for name, tensor in weights.items():
                 if name in self.ema:
@@ -195,7 +201,8 @@ class Trainer:
     def fit(self, stop: Callable[[], str | None] = lambda: None) -> Outcome:
         """Train to the end. `stop` is called after every step; if it returns a reason, save a checkpoint and stop."""
         try:
-            return self._fit(stop)
+            with self.saver:
+                return self._fit(stop)
         except (MemoryError, RuntimeError) as error:
             if not lacks_memory(error):
                 raise
@@ -208,9 +215,9 @@ class Trainer:
                 advice = f"{fewer}, or leave out long ones with data.max_len"
             raise OutOfMemoryError(f"memory ran out on {self.device} while validating; {advice}")
         longest = max(int(lengths.max()) for lengths in self.loader.examples.lengths.values())
-        tokens, latest = getattr(self.loader.batching, "tokens", None), self.folder.latest()
+        tokens, saved = getattr(self.loader.batching, "tokens", None), self.folder.checkpoints()
         shortage = MemoryShortage(why, self.device, tokens, self.spec.accumulate, longest)
-        raise OutOfMemoryError(shortage.message(self.folder.path, None if latest is None else latest.step))
+        raise OutOfMemoryError(shortage.message(self.folder.path, saved[-1] if saved else None))
 
     def _fit(self, stop: Callable[[], str | None]) -> Outcome:
         progress = self.progress
@@ -231,16 +238,19 @@ class Trainer:
                 self.step()
                 if progress.step % self.spec.log_every == 0:
                     self.note_window()
+                self.saver.check()
                 progress.steps = min(self.spec.steps or 0, self.budget.steps(progress.step, progress.steps))
                 self.validate_and_save()
                 why = stop()
                 if why and progress.step < self.steps and not self.exhausted():
                     self.note_window()  # raises an error if training has diverged, before such weights are saved
                     self.save(regular=False)
+                    self.saver.wait()
                     self.emit("end", finished=False, why=why)
                     return Outcome(False, why, progress.step)
         finally:
             self.prefetch.close()
+        self.saver.wait()
         why = f"all {self.steps:,} steps done"
         if self.exhausted():
             why = f"no improvement in {progress.stale} validations"
@@ -248,8 +258,9 @@ class Trainer:
             why = "time budget used"
         if self.checkpoints.final:
             steps, weights, scores = self.final_weights()
-            about = {"steps": json.dumps(steps), "scores": json.dumps(scores), "sha256": weights_digest(weights)}
+            about = {"steps": json.dumps(steps), "scores": json.dumps(scores)}
             self.folder.save_final(weights, about)
+            self.folder.prune({*progress.saved, *progress.best}, progress.step)  # older ones are no longer resumed
         self.emit("end", finished=True, why=why)
         return Outcome(True, why, progress.step)
 
@@ -349,7 +360,7 @@ class Trainer:
             self.note_window()
             began = time.perf_counter()
             self.save()
-            self.budget.saving = time.perf_counter() - began
+            self.budget.saving = max(time.perf_counter() - began, self.saver.seconds)
             self.window = LogWindow()  # a new window, because validating and saving do not count as training time
 
     def validate(self) -> None:
@@ -396,7 +407,10 @@ class Trainer:
             parameter.copy_(weights[name])
 
     def save(self, regular: bool = True) -> None:
-        """Write a checkpoint. If `regular` is false (training is interrupted), the checkpoint is never averaged."""
+        """Write a checkpoint in the background, after the previous one has been written.
+
+        If `regular` is false (training is interrupted), the checkpoint is never averaged.
+        """
         progress, policy = self.progress, self.checkpoints
         if not policy.final and progress.step >= self.steps:
             return
@@ -409,25 +423,31 @@ class Trainer:
             progress.scores = {step: scores for step, scores in progress.scores.items() if step in kept}
         if self.scaler.is_enabled():
             progress.scaler = self.scaler.state_dict()
-        trainer = {f"optimizer.{name}": tensor for name, tensor in self.optimizer.state().items()}
+        self.saver.wait()  # before copying, so that at most one copy is in memory
+        tensors = {f"optimizer.{name}": tensor for name, tensor in self.optimizer.state().items()}
         if self.ema is not None:
-            # Copies, because the moving average replaces the weights in the model while it is written.
-            trainer |= {f"raw.{name}": tensor.clone() for name, tensor in self.model.state_dict().items()}
+            tensors |= {f"raw.{name}": tensor for name, tensor in self.model.state_dict().items()}
+        trainer = HostCopy(tensors)
         with self.averaged():
-            self.folder.save(progress.step, self.model.state_dict(), trainer, progress.record())
-        self.folder.prune({*progress.saved, *progress.best}, progress.step)
+            weights = HostCopy(self.model.state_dict())
+        step, record, kept = progress.step, progress.record(), {*progress.saved, *progress.best}
+
+        def write() -> None:
+            self.folder.save(step, weights.tensors(), trainer.tensors(), record)
+            self.folder.prune(kept, step, self.spec.keep_state)
+
+        self.saver.start(write)
         self.checkpointed = time.monotonic()
         self.emit("save")
 
     def final_weights(self) -> tuple[list[int], dict[str, Tensor], Metrics]:
         """Return steps, weights and metrics of the averaged checkpoints, or of the best checkpoint if it is better."""
         progress = self.progress
-        best = progress.best if self.spec.choose == "best" else []
-        steps = best or progress.saved[-self.spec.average :]
+        steps = self.whole_checkpoints()
         measured = {step: progress.scores[step] for step in steps if step in progress.scores}
         if len(steps) == 1:
-            return steps, read_tensors(self.folder.weights(steps[0])), progress.scores.get(steps[0], {})
-        weights = mean(read_tensors(self.folder.weights(step)) for step in steps)
+            return steps, read_weights(self.folder.weights(steps[0])), progress.scores.get(steps[0], {})
+        weights = mean(read_weights(self.folder.weights(step)) for step in steps)
         if self.measure is None:
             return steps, weights, {}
         self.model.load_state_dict(weights)
@@ -438,7 +458,25 @@ class Trainer:
         self.emit("final", steps=steps, kept=steps if first == MEAN else [first], **scores)
         if first == MEAN:
             return steps, weights, scores
-        return [first], read_tensors(self.folder.weights(first)), measured[first]
+        return [first], read_weights(self.folder.weights(first)), measured[first]
+
+    def whole_checkpoints(self) -> list[int]:
+        """Return the steps of the best or last checkpoints, without those whose weights are damaged."""
+        best = self.progress.best if self.spec.choose == "best" else []
+        steps = [step for step in best or self.progress.saved[-self.spec.average :] if self._whole(step)]
+        others = (step for step in reversed(self.folder.steps()) if self._whole(step))
+        steps = steps or [step for step in (next(others, None),) if step is not None]
+        if not steps:
+            raise DataError(f"{self.folder.path} has no checkpoint whose weights are whole; restore one from a copy")
+        return steps
+
+    def _whole(self, step: int) -> bool:
+        try:
+            read_weights(self.folder.weights(step))
+        except DataError as error:
+            self.emit("damaged", problem=f"{reason(error)}; the final weights are chosen from the other checkpoints")
+            return False
+        return True
 
     def emit(self, event: str, **values: Any) -> None:
         if event == "executor":  # the duration of steps changes
