@@ -31,6 +31,7 @@ from regard.models.base import Classifier, LanguageModel, Model
 from regard.models.build import build
 from regard.recipe.recipe import Recipe
 from regard.runs import inspect
+from regard.runs.checksums import verify
 from regard.runs.decode import BATCH, ensemble, text_decoder
 from regard.runs.evaluate import evaluate
 from regard.runs.inspect import Attention, HiddenStates
@@ -437,14 +438,17 @@ def read_recipe(folder: RunFolder, trust_code: bool = False) -> Recipe:
     if not isinstance(version, int) or version > FORMAT:
         raise DataError(newer(folder.path, version))
     try:
-        return Recipe.of(record, trust_code)
+        recipe = Recipe.of(record, trust_code)
     except SpecError as error:
         raise DataError(f"{folder.recipe}: {error}") from None
+    verify(folder, folder.recipe)
+    return recipe
 
 
 def read_tokenizers(folder: RunFolder, objective: Objective) -> dict[str, Tokenizer]:
     """Read the tokenizers of a run, keyed by the column that they encode: `source`, `target` or `text`."""
     joint = folder.path / "tokenizer.json"
+    verify(folder, *folder.path.glob("tokenizer*.json"))
     if joint.exists():
         return dict.fromkeys(objective.encoded, Tokenizer.load(joint))
     apart = {name: folder.path / f"tokenizer.{name}.json" for name in objective.encoded}

@@ -3,6 +3,7 @@
     request.json                the recipe as the user wrote it
     recipe.json                 the resolved recipe, from which the model is rebuilt
     tokenizer.json              or tokenizer.source.json and tokenizer.target.json
+    checksums.json              checksums of the files above and of data/
     weights-00001000.safetensors, trainer-00001000.safetensors, trainer-00001000.json      a checkpoint
     weights-final.safetensors   the weights that commands use after training has finished
     log.jsonl environment.json  the events of training; versions, machine and commit
@@ -71,6 +72,7 @@ class RunFolder:
     def __init__(self, path: Path | str) -> None:
         self.path = Path(path)
         self.recipe = self.path / "recipe.json"
+        self.checksums = self.path / "checksums.json"
         self.final = self.path / FINAL
         self.log = self.path / "log.jsonl"
         self.baselines = self.path / "baselines.json"
@@ -208,10 +210,15 @@ def newer(path: Path, version: Any) -> str:
     return f"{path} was written in format {version} by a newer regard; this one reads up to {FORMAT}: upgrade regard"
 
 
+def json_text(value: Any) -> str:
+    """Return a JSON value as the text of a file."""
+    return json.dumps(value, indent=2, ensure_ascii=False) + "\n"
+
+
 def write_json(path: Path, value: Any) -> None:
     """Write a JSON file atomically."""
     try:
-        replace_text(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
+        replace_text(path, json_text(value))
     except OSError as error:
         raise SaveError(f"cannot write {path}: {error.strerror}") from None
 

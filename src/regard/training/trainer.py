@@ -102,6 +102,7 @@ class Outcome:
     finished: bool  # False: training can be resumed
     why: str  # the reason
     step: int
+    exit_code: int = 0  # of the process: 128 + the number of the signal that stopped training
 
 
 class Trainer:
