@@ -96,6 +96,10 @@ class RunFolder:
         """Return the path of the trainer state at `step`. `suffix` is "safetensors" (tensors) or "json" (the rest)."""
         return self.path / f"trainer-{step:08d}.{suffix}"
 
+    def skipped(self, step: int, suffix: str) -> Path:
+        """Return the path of the batches of a skipped step. `suffix` is "json" (text) or "safetensors" (tensors)."""
+        return self.path / f"skipped-{step:08d}.{suffix}"
+
     def steps(self) -> list[int]:
         """Return the steps of the checkpoints whose weights are in the folder, in ascending order."""
         return self._steps("weights-*", self.weights)

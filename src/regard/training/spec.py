@@ -48,6 +48,8 @@ class TrainSpec(Spec):
     bleu_tokenize: str = "auto"
     # Early stopping: number of validations in which neither criterion nor loss improves; 0: never stop early.
     patience: int | None = None
+    # A step whose loss or gradient is not finite changes nothing. Training ends after this number of them in a row.
+    max_skipped: int = 5
     compile: bool | None = None  # torch.compile; None: on CUDA, if batches have one shape and it saves time
     # Activation checkpointing: the backward pass computes the activations of each block again. Training needs less
     # memory and about a third more time; the gradients are the same.
@@ -62,6 +64,7 @@ class TrainSpec(Spec):
             "log_every",
             "keep",
             "keep_state",
+            "max_skipped",
             "average",
         ):
             check_count(name, getattr(self, name))

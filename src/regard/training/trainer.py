@@ -6,11 +6,11 @@ nor an interruption changes the result of training.
 """
 
 import json
-import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -30,18 +30,19 @@ from regard.training.checkpoint import CheckpointPolicy, RunFolder
 from regard.training.early_stopping import improvements, should_stop
 from regard.training.executor import (
     Eager,
-    MemoryShortage,
     StepExecutor,
-    StepResult,
     StepScalars,
     Update,
     choose_executor,
 )
+from regard.training.log_window import LogWindow
 from regard.training.mfu import peak, utilisation
+from regard.training.out_of_memory import MemoryShortage, RowMemoryError, SplitSteps
 from regard.training.progress import Progress
 from regard.training.ranking import LOSS, Criterion, Metrics, order
 from regard.training.recovery import Recovery, newest_whole, reason
 from regard.training.schedule import Schedule
+from regard.training.skipped_steps import Decoders, not_finite, store
 from regard.training.spec import TrainSpec
 from regard.training.tensor_files import mean, read_weights
 
@@ -55,44 +56,15 @@ class Watcher(Protocol):
     """Protocol of objects that receive the events of training, such as the log, TensorBoard and the console."""
 
     def note(self, event: Event) -> None:
-        """Process an event; `event["event"]` is start, executor, step, valid, save, final or end."""
+        """Process an event.
+
+        `event["event"]` is start, executor, step, skipped, split, valid, save, damaged, final or end.
+        """
         ...
 
 
 class DivergedError(RegardError, ArithmeticError):
     """Error when training diverges: the loss or its gradient is not finite."""
-
-
-@dataclass
-class LogWindow:
-    """Sums over the steps since the metrics were last logged."""
-
-    results: list[StepResult] = field(default_factory=list)  # on their device, because copying would wait for it
-    labels: int = 0
-    places: int = 0
-    padding: int = 0
-    began: float = field(default_factory=time.perf_counter)
-
-    def add(self, items: Sequence[Item], result: StepResult, labels: int) -> None:
-        self.results.append(result)
-        self.labels += labels
-        self.places += sum(item.places for item in items)
-        self.padding += sum(item.padding for item in items)
-
-    def metrics(self, scaled: bool) -> Metrics:
-        """Return the mean metrics. If `scaled` is true, the gradient norm leaves out steps with a float16 overflow."""
-        seconds = time.perf_counter() - self.began
-        losses, nlls, norms = (torch.stack(values).double() for values in zip(*self.results, strict=True))
-        finite = norms[norms.isfinite()] if scaled else norms
-        skipped = len(norms) - len(finite)
-        return {
-            "loss": float(losses.sum()) / self.labels,
-            "nll": float(nlls.sum()) / self.labels,
-            **({"gradient": float(finite.mean())} if len(finite) else {}),
-            **({"skipped": skipped} if skipped else {}),
-            "tokens_per_second": self.labels / seconds,
-            "padding": self.padding / self.places,
-        }
 
 
 @dataclass(frozen=True)
@@ -123,6 +95,7 @@ class Trainer:
         trained: bool = False,
         plain: bool = False,
         checkpoints: CheckpointPolicy = CheckpointPolicy(),
+        decoders: Decoders = MappingProxyType({}),
     ) -> None:
         """`measure(model)` returns the validation metrics, including `criterion`. If it is None, nothing is validated.
 
@@ -130,12 +103,12 @@ class Trainer:
         `began` is the `time.monotonic()` at which a time budget starts. If `trained` is true, the initial weights are
         already trained. They are validated before the first step, and they become the final weights if no later
         checkpoint is better. If `plain` is true, training does not use the kernels of `regard.fast`, compilation or
-        CUDA graphs.
+        CUDA graphs. `decoders` decode the token ids of batches that are stored because their loss is not finite.
         """
         assert spec.steps, "resolved before training"
         self.model, self.spec, self.loader, self.folder = model, spec, loader, folder
         self.measure, self.watchers, self.criterion = measure, watchers, criterion
-        self.trained, self.checkpoints = trained, checkpoints
+        self.trained, self.checkpoints, self.decoders = trained, checkpoints, decoders
         self.checkpointed = time.monotonic()  # time of the last checkpoint
         self.settled = False  # True: steps have their usual speed; the first steps, and steps that compile, are slower
         self.device = next(model.parameters()).device
@@ -160,6 +133,7 @@ class Trainer:
         self.reporting = [part for part in model.modules() if isinstance(part, Reporting)]
         self.progress = Progress(steps=spec.steps)
         self.window = LogWindow()
+        self.diverged: str | None = None  # the problem of the last of `max_skipped` skipped steps in a row
         self.prefetch: Prefetch | None = None
         self.saver = BackgroundSaver()
         self.validating = False
@@ -167,6 +141,7 @@ class Trainer:
             model, model.loss, self.optimizer, spec.clip, self.device, self.dtype, self.scaler, self.ema
         )
         self.executor: StepExecutor = Eager(self.update)
+        self.splitter = SplitSteps(self.executor, self.update, self.emit, self.progress.parts)
 
     def resume(self, recovery: Recovery | None = None) -> bool:
         """Load the newest checkpoint that is whole (`recovery`), and return True; return False if there is none."""
@@ -207,7 +182,7 @@ class Trainer:
         except (MemoryError, RuntimeError) as error:
             if not lacks_memory(error):
                 raise
-            why = str(error)
+            why, row = str(error), str(error) if isinstance(error, RowMemoryError) else None
         # After the handler, because the error keeps all tensors of the step in memory.
         if self.validating:
             advice = "lower data.batching.tokens, or truncate long texts with data.max_len"
@@ -217,7 +192,7 @@ class Trainer:
             raise OutOfMemoryError(f"memory ran out on {self.device} while validating; {advice}")
         longest = max(int(lengths.max()) for lengths in self.loader.examples.lengths.values())
         tokens, saved = getattr(self.loader.batching, "tokens", None), self.folder.checkpoints()
-        shortage = MemoryShortage(why, self.device, tokens, self.spec.accumulate, longest)
+        shortage = MemoryShortage(why, self.device, tokens, self.spec.accumulate, longest, row)
         raise OutOfMemoryError(shortage.message(self.folder.path, saved[-1] if saved else None))
 
     def _fit(self, stop: Callable[[], str | None]) -> Outcome:
@@ -227,6 +202,7 @@ class Trainer:
             self.executor = choose_executor(
                 self.update, self.loader.one_shape, self.spec.compile, self.seconds_left, self.emit
             )
+        self.splitter = SplitSteps(self.executor, self.update, self.emit, progress.parts)
         self.prefetch = Prefetch(self.loader, progress.place, pinned=self.device.type == "cuda")
         self.counts()  # discards earlier counts
         self.budget.validated = self.checkpointed = time.monotonic()
@@ -274,6 +250,7 @@ class Trainer:
         assert self.prefetch is not None
         progress, started = self.progress, time.perf_counter()
         progress.step += 1
+        place = progress.place
         self.model.train()
         items: list[Item] = []
         for _ in range(self.spec.accumulate):
@@ -285,8 +262,8 @@ class Trainer:
         decay = min(self.spec.ema, (1 + progress.step) / (10 + progress.step))
         scalars = StepScalars(float(labels), decay, [count / labels for count in counts])
         self.optimizer.set_rates(self.schedule().factor(progress.step, self.steps))
-        result = self.executor.run([item.batch for item in items], scalars, step_seed(self.spec.seed, progress.step))
-        self.window.add(items, result, labels)
+        result = self.splitter.run([item.batch for item in items], scalars, step_seed(self.spec.seed, progress.step))
+        self.window.add(progress.step, place, items, result, labels)
         progress.labels += labels
         spent = time.perf_counter() - started
         progress.seconds += spent
@@ -294,6 +271,26 @@ class Trainer:
             if self.settled:
                 self.budget.add(1, spent)
             self.settled = True
+            self.check_steps()
+            if self.diverged:
+                self.note_window()  # raises an error
+
+    def check_steps(self) -> None:
+        """Store the batches of steps that were skipped because their loss or gradient is not finite.
+
+        On a GPU this waits for the device, so it is called only before metrics are logged.
+        """
+        scaled, progress = self.scaler.is_enabled(), self.progress
+        for record in self.window.unchecked():
+            why = not_finite(record, scaled)
+            progress.skipped = progress.skipped + 1 if why else 0
+            if why:
+                file = store(self.folder, self.loader, record, self.spec.accumulate, self.decoders)
+                event = {"problem": why, "loss": record.loss, "gradient": record.gradient, "file": file}
+                self.emit("skipped", **{"step": record.step} | event)
+            if progress.skipped >= self.spec.max_skipped:
+                self.diverged = why
+                return
 
     def count_labels(self, item: Item) -> int:
         """Return the number of labels in the training loss of a batch: target tokens, or source tokens, too."""
@@ -316,6 +313,7 @@ class Trainer:
         if not self.window.results:
             return
         waited = time.perf_counter()
+        self.check_steps()
         metrics = self.window.metrics(self.scaler.is_enabled())  # waits for the device
         counts = self.counts()
         self.progress.seconds += time.perf_counter() - waited
@@ -330,14 +328,13 @@ class Trainer:
                 self.budget.add(len(self.window.results), time.perf_counter() - self.window.began)
             self.settled = True
         self.window = LogWindow()
-        measured = {name: metrics[name] for name in ("loss", "gradient") if name in metrics}
-        wrong = [f"the {name} is {value}" for name, value in measured.items() if not math.isfinite(value)]
+        wrong = self.diverged
         # A float16 gradient may overflow: the step is skipped and the loss scale lowered, down to a limit.
         if self.scaler.is_enabled() and self.scaler.get_scale() < SMALLEST_SCALE:
-            wrong.append("the gradient overflows float16 at every loss scale")
+            wrong = wrong or "the gradient overflows float16 at every loss scale"
         if wrong:
             raise DivergedError(
-                f"{wrong[0]} at step {self.progress.step}: training diverged; lower train.optimizer.learning_rate "
+                f"{wrong} at step {self.progress.step}: training diverged; lower train.optimizer.learning_rate "
                 f"(of train.optimizer={self.kind}) or lengthen train.schedule.warmup (the last checkpoint is intact)"
             )
 
