@@ -110,15 +110,15 @@ def split(batch: Batch, parts: int) -> Iterator[Batch]:
 
 def longest_row(batches: Sequence[Batch]) -> str:
     """Return a description of the longest row of the batches of a step."""
-    lengths: list[tuple[int, int, int, str]] = []
+    lengths: list[tuple[int, int, str, str]] = []
     for number, batch in enumerate(batches, 1):
         for row in range(len(batch.target)):
             sides = {"source": row_length(batch.source, batch.source_seg, row)} if batch.source is not None else {}
             sides["target"] = row_length(batch.target, batch.target_seg, row)
             named = " and ".join(f"{length:,} {side}" for side, length in sides.items())
-            lengths.append((sum(sides.values()), number, row + 1, named))
+            lengths.append((sum(sides.values()), number, f"row {row + 1} of {len(batch.target)}", named))
     _, number, row, named = max(lengths)
-    where = f"row {row}" if len(batches) == 1 else f"row {row} of batch {number} of the step"
+    where = row if len(batches) == 1 else f"{row} in batch {number} of the step"
     return f"{where}, with {named} tokens,"
 
 

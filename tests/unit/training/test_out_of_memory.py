@@ -102,7 +102,9 @@ def test_the_random_numbers_of_a_repeated_step_are_seeded_again() -> None:
 
 def test_a_row_that_does_not_fit_alone_is_named() -> None:
     tested, events, _ = splitter(limit=10)
-    with pytest.raises(RowMemoryError, match=r"^row 3 of batch 2 of the step, with 2 source and 6 target tokens,$"):
+    with pytest.raises(
+        RowMemoryError, match=r"^row 3 of 5 in batch 2 of the step, with 2 source and 6 target tokens,$"
+    ):
         tested.run([NARROW, WIDE], scalars(NARROW, WIDE), 1)
     assert tested.parts == {shape(WIDE): 5, shape(NARROW): 2}
     assert len(events) == 4
