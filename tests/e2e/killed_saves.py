@@ -94,7 +94,7 @@ def main() -> None:
         shutil.rmtree(path)
         if results[-1]["code"] == 0:  # the last one was not killed
             break
-    print(json.dumps(results))
+    sys.stdout.write(json.dumps(results))
 
 
 if __name__ == "__main__":
