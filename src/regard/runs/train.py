@@ -150,6 +150,7 @@ def resume_run(path: str | Path, options: TrainingOptions | None = None) -> tupl
                 recovery = newest_whole(folder)
                 trainer = _prepare_and_assemble(folder, request, replace(options, cache=False), console, recovery)
                 trainer.resume(recovery)
+                del recovery  # with its copies of all tensors
                 return _fit(trainer, folder, request, options, console)
     run = load(folder.path, options.device, trust_code=options.trust_code, plain=options.plain)
     console.report(f"already finished: {folder.path}; to continue with other text: regard train --from {folder.path}")
