@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from regard.runs.heads import heads
     from regard.runs.inference import classify, evaluate, generate, score, translate
     from regard.runs.inspect import attention, inspect
-    from regard.runs.prune import prune
     from regard.runs.listing import list_runs
+    from regard.runs.prune import prune
     from regard.runs.train import resume, train
     from regard.runs.trained_model import TrainedModel, load
     from regard.serving.serve import serve

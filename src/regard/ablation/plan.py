@@ -111,7 +111,18 @@ def digest(value: Any) -> str:
 
 
 # Training settings whose values are the same for all runs, whatever the recipe specifies; see `training`.
-FIXED = ("time", "validate_every", "save_every", "log_every", "keep", "choose", "average", "criterion", "patience")
+FIXED = (
+    "time",
+    "validate_every",
+    "save_every",
+    "log_every",
+    "keep",
+    "keep_state",
+    "choose",
+    "average",
+    "criterion",
+    "patience",
+)
 REASON = f"every run trains for all its steps, is validated {POINTS} times and compared by its last weights"
 
 
@@ -153,6 +164,7 @@ def training(train: TrainSpec, steps_override: int | None) -> TrainSpec:
         choose="last",
         average=1,
         keep=1,
+        keep_state=1,
         criterion="loss",
         patience=0,
     )

@@ -78,6 +78,7 @@ def assemble(  # noqa: PLR0913  # all parts of a training run
         trained=parent is not None,
         checkpoints=checkpoints,
         plain=plain,
+        decoders={column.replace("text", "target"): each.decode for column, each in data.tokenizers.items()},
     )
 
 

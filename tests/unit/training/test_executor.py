@@ -23,7 +23,6 @@ from regard.training.executor import (
     Captured,
     Compiled,
     Eager,
-    MemoryShortage,
     Quickest,
     StepExecutor,
     StepResult,
@@ -34,6 +33,7 @@ from regard.training.executor import (
     description,
 )
 from regard.training.optim import AdamW, Optimizer, clip
+from regard.training.out_of_memory import MemoryShortage
 
 CPU = torch.device("cpu")
 SMALL: dict[str, Any] = {"vocab": 20, "d_model": 16, "heads": 2, "encoder.depth": 1, "decoder.depth": 1}
