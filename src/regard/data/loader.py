@@ -2,10 +2,11 @@
 
 import queue
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from itertools import count
 
 import numpy as np
 
@@ -13,6 +14,8 @@ from regard.data.batching import Batching, Plan, Windows
 from regard.data.objectives import Item, Objective, Packed
 from regard.data.token_store import Column, Ids, Table
 from regard.errors import DataError
+
+Own = Callable[[int], bool]  # (number of a batch) -> whether this process trains on it
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,19 +157,22 @@ class BatchLoader:
         plan = self._plan_of(None)
         yield from (self.item(plan, position) for position in range(len(plan)))
 
-    def after(self, place: Place) -> Iterator[tuple[Item, Place]]:
+    def after(self, place: Place, own: Own | None = None) -> Iterator[tuple[Item | None, Place]]:
         """Yield batches endlessly, beginning with the batch at `place`, each with the place of the batch that follows.
+
+        If `own` is given and `own(n)` is false, the n-th batch is None, because another process trains on it.
 
         The plan of the next epoch is computed in the background. In the first epoch, this starts only in the middle of
         the epoch, because short training may never need a second epoch.
         """
+        numbers = count()
         while True:
             plan = self.plan(place.epoch)
             for position in range(place.position, len(plan)):
                 if place.epoch or position >= len(plan) // 2:
                     self.plan_ahead(place.epoch + 1)
                 following = Place(place.epoch, position + 1) if position + 1 < len(plan) else Place(place.epoch + 1)
-                yield self.item(plan, position), following
+                yield self.item(plan, position) if own is None or own(next(numbers)) else None, following
             place = Place(place.epoch + 1)
 
 
@@ -182,22 +188,24 @@ def _windows(stream: Column, starts: np.ndarray, length: int) -> tuple[dict[str,
 class Prefetch:
     """Prepares batches in a background thread, and in pinned memory if `pinned` is true, for faster copies to a GPU."""
 
-    def __init__(self, stream: BatchLoader, place: Place, pinned: bool = False, ahead: int = 8) -> None:
-        self._queue: queue.Queue[tuple[Item, Place] | BaseException] = queue.Queue(ahead)
+    def __init__(
+        self, stream: BatchLoader, place: Place, pinned: bool = False, ahead: int = 8, own: Own | None = None
+    ) -> None:
+        self._queue: queue.Queue[tuple[Item | None, Place] | BaseException] = queue.Queue(ahead)
         self._done = threading.Event()
-        self._thread = threading.Thread(target=self._work, args=(stream, place, pinned), daemon=True)
+        self._thread = threading.Thread(target=self._work, args=(stream, place, pinned, own), daemon=True)
         self._thread.start()
 
-    def _work(self, stream: BatchLoader, place: Place, pinned: bool) -> None:
+    def _work(self, stream: BatchLoader, place: Place, pinned: bool, own: Own | None) -> None:
         try:
-            for item, following in stream.after(place):
-                ready = replace(item, batch=item.batch.pinned()) if pinned else item
+            for item, following in stream.after(place) if own is None else stream.after(place, own):
+                ready = replace(item, batch=item.batch.pinned()) if pinned and item is not None else item
                 if not self._put((ready, following)):
                     return
         except BaseException as error:  # raised by `next`
             self._put(error)
 
-    def _put(self, entry: tuple[Item, Place] | BaseException) -> bool:
+    def _put(self, entry: tuple[Item | None, Place] | BaseException) -> bool:
         while not self._done.is_set():
             try:
                 self._queue.put(entry, timeout=0.2)
@@ -206,8 +214,8 @@ class Prefetch:
             return True
         return False
 
-    def next(self) -> tuple[Item, Place]:
-        """Return the next batch, and the `Place` of the batch that follows."""
+    def next(self) -> tuple[Item | None, Place]:
+        """Return the next batch, or None if another process trains on it, and the `Place` of the batch that follows."""
         entry = self._queue.get()
         if isinstance(entry, BaseException):
             self._queue.put(entry)  # the thread has ended, so the next call raises again

@@ -1,0 +1,337 @@
+"""The processes (ranks) that train one model together: how they join, exchange numbers, wait for each other, and fail.
+
+A process belongs to a group if the environment variables RANK and WORLD_SIZE are set, as torchrun does. The processes
+exchange small numbers through gloo on the CPU, also if they train on GPUs. If a process dies, gloo notices the closed
+connection at once, whereas NCCL waits until its timeout.
+"""
+
+import json
+import math
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from datetime import timedelta
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[reportPrivateImportUsage]
+
+from regard.errors import RegardError, SpecError
+
+Value = TypeVar("Value")
+
+TIMEOUT = "REGARD_RANK_TIMEOUT"  # environment variable: seconds until a rank that does not answer counts as lost
+DEFAULT_TIMEOUT = 600.0
+BEAT = 1.0  # seconds between two signs of life of rank 0 while the other ranks wait for it
+SILENT = 60.0  # seconds without a sign of life after which rank 0 counts as lost, if the timeout is not shorter
+POLL = 0.02  # seconds between two looks at the store
+LOST = ("gloo", "nccl", "connection", "timed out", "collective", "socket")  # in messages about a lost rank
+
+
+class RankError(RegardError, RuntimeError):
+    """Raised if the ranks cannot start, if one is missing, or if the connection to a rank is lost."""
+
+
+class OtherRankError(RankError):
+    """Raised on the ranks that stop because another rank has failed; that rank reports the reason."""
+
+
+class Group:
+    """The group of a process that trains alone. The subclass `ProcessGroup` has several processes."""
+
+    rank: int = 0
+    size: int = 1
+    device: torch.device | None = None  # None: the device of the model
+    restarted: bool = False  # True: torchrun has started these processes again after a failure
+
+    @property
+    def leads(self) -> bool:
+        """True on rank 0, which writes all files, validates, and decides when training ends."""
+        return self.rank == 0
+
+    def sums(self, values: Sequence[float]) -> list[float]:
+        """Return the elementwise sums over all ranks."""
+        return list(values)
+
+    def first(self, values: Sequence[float]) -> list[float]:
+        """Return the values of rank 0 on every rank."""
+        return list(values)
+
+    def alone(self, function: Callable[[], Value]) -> Value:
+        """Call a function on rank 0 while the others wait; return its value, a JSON value, on every rank."""
+        return function()
+
+    def reason(self, why: str | None) -> str | None:
+        """Return the reason of the lowest rank that has one, or None if no rank has one."""
+        return why
+
+
+ALONE = Group()
+
+
+def launched() -> bool:
+    """Return whether torchrun, or another launcher with the same environment variables, has started this process."""
+    return "RANK" in os.environ and "WORLD_SIZE" in os.environ
+
+
+def launched_rank() -> int:
+    """Return the rank of this process, or 0 if it trains alone."""
+    return _number("RANK") if launched() else 0
+
+
+def launch_name() -> str | None:
+    """Return the name that torchrun has given to this launch, or None if it has no name of its own."""
+    name = os.environ.get("TORCHELASTIC_RUN_ID", "none")
+    return None if name == "none" else name
+
+
+@contextmanager
+def joined(kind: str) -> Iterator[Group]:
+    """Yield the group of this process. `kind` is the type of device on which it trains: cpu, cuda or mps.
+
+    An error inside the `with` block is stored for the other ranks, so that they stop at once. An error of torch about a
+    lost connection becomes a `RankError`.
+    """
+    if not launched():
+        yield ALONE
+        return
+    try:
+        group = ProcessGroup.join(kind)
+    except RuntimeError as error:
+        if isinstance(error, RegardError) or not _is_lost(error):
+            raise
+        raise RankError(f"{_first_line(error)}; start all processes again") from None
+    try:
+        yield group
+        group.leave()
+    except BaseException as error:
+        translated = group.failure(error)
+        if translated is error:
+            raise
+        raise translated from None
+    # After an error the process ends soon; ending the group in order could wait for the rank that is lost.
+    dist.destroy_process_group()
+
+
+class ProcessGroup(Group):
+    """Several processes that train one model together. Every process calls the same methods in the same order."""
+
+    def __init__(self, rank: int, size: int, device: torch.device, store: Store, timeout: float) -> None:
+        self.rank, self.size, self.device, self.store, self.timeout = rank, size, device, store, timeout
+        self.restarted = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
+        self.control: Any = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout))
+        self.turn = 0
+
+    @classmethod
+    def join(cls, kind: str) -> "ProcessGroup":
+        """Connect to the other processes, which the environment variables of torchrun describe."""
+        rank, size, timeout = _number("RANK"), _number("WORLD_SIZE"), timeout_seconds()
+        if not 0 <= rank < size:
+            raise RankError(f"RANK is {rank}, but WORLD_SIZE is {size}; ranks lie between 0 and {size - 1}")
+        device = _device(kind, rank)
+        store = _connected(rank, size, timeout)
+        _meet(store, rank, size, timeout)
+        dist.init_process_group(
+            "nccl" if kind == "cuda" else "gloo",
+            store=PrefixStore("torch", store),
+            rank=rank,
+            world_size=size,
+            timeout=timedelta(seconds=timeout),
+            device_id=device if kind == "cuda" else None,
+        )
+        return cls(rank, size, device, store, timeout)
+
+    def sums(self, values: Sequence[float]) -> list[float]:
+        total = torch.tensor(values, dtype=torch.float64)
+        dist.all_reduce(total, group=self.control)
+        return total.tolist()
+
+    def first(self, values: Sequence[float]) -> list[float]:
+        return self.sums(values if self.leads else [0.0] * len(values))
+
+    def alone(self, function: Callable[[], Value]) -> Value:
+        self.turn += 1
+        key = f"value/{self.turn}"
+        if self.leads:
+            with self._beating():
+                value = function()
+            self.store.set(key, json.dumps(value))
+        return json.loads(self._awaited(key))
+
+    def reason(self, why: str | None) -> str | None:
+        flags = self.sums([float(why is not None and rank == self.rank) for rank in range(self.size)])
+        if not any(flags):
+            return None
+        self.turn += 1
+        key, lowest = f"reason/{self.turn}", flags.index(1.0)
+        if lowest == self.rank:
+            self.store.set(key, why or "")
+        return self._awaited(key)
+
+    def leave(self) -> None:
+        """Leave the group. Rank 0, which may hold the store, waits for the others."""
+        self.store.set(f"left/{self.rank}", "")
+        deadline = time.monotonic() + self.timeout
+        while self.leads and time.monotonic() < deadline:
+            if self.store.check([f"left/{rank}" for rank in range(self.size)]):
+                return
+            time.sleep(POLL)
+
+    def failure(self, error: BaseException) -> BaseException:
+        """Store an error for the other ranks, and return the error that this rank should raise."""
+        if isinstance(error, OtherRankError | GeneratorExit):
+            return error
+        lost = isinstance(error, RuntimeError) and not isinstance(error, RegardError) and _is_lost(error)
+        if lost and self._failed_elsewhere(wait=2 * BEAT):
+            return OtherRankError(f"rank {self.rank} stops, because another rank has failed")
+        with suppress(RuntimeError):  # the store is lost, too
+            self.store.set("failed", str(self.rank))
+        if not lost:
+            return error
+        return RankError(
+            f"rank {self.rank} of {self.size} lost the connection to another rank ({_first_line(error)}); continue "
+            "from the last checkpoint with regard resume"
+        )
+
+    def _failed_elsewhere(self, wait: float = 0.0) -> bool:
+        deadline = time.monotonic() + wait
+        while True:
+            with suppress(RuntimeError):
+                if self.store.check(["failed"]):
+                    return self.store.get("failed").decode() != str(self.rank)
+            if time.monotonic() >= deadline:
+                return False
+            time.sleep(POLL)
+
+    @contextmanager
+    def _beating(self) -> Iterator[None]:
+        """Give signs of life in the background, so that the other ranks wait as long as this process lives."""
+        over = threading.Event()
+
+        def beat() -> None:
+            while not over.wait(BEAT):
+                with suppress(RuntimeError):
+                    self.store.add("beats", 1)
+
+        thread = threading.Thread(target=beat, name="signs of life", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            over.set()
+            thread.join()
+
+    def _awaited(self, key: str) -> str:
+        """Wait for a key in the store, and return its value. Raise an error if another rank has failed or is silent."""
+        patience = max(min(self.timeout, SILENT), 3 * BEAT)
+        beats, heard, pause = -1, time.monotonic(), POLL
+        while not self.store.check([key]):
+            if self._failed_elsewhere():
+                raise OtherRankError(f"rank {self.rank} stops, because another rank has failed")
+            now = self.store.add("beats", 0)
+            if now != beats:
+                beats, heard = now, time.monotonic()
+            if time.monotonic() - heard > patience:
+                raise RankError(
+                    f"rank {self.rank} of {self.size} waited {patience:.0f} s for a sign of life of another rank; "
+                    "continue from the last checkpoint with regard resume"
+                )
+            time.sleep(pause)
+            pause = min(2 * pause, 10 * POLL)
+        return self.store.get(key).decode()
+
+
+def timeout_seconds() -> float:
+    """Return the number of seconds after which a rank that does not answer counts as lost."""
+    text = os.environ.get(TIMEOUT, str(DEFAULT_TIMEOUT))
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = math.nan
+    if not 1 <= seconds < 1e6:
+        raise SpecError(TIMEOUT, f"{text!r} is not a number of seconds from 1 to 1,000,000; leave it unset for 600")
+    return seconds
+
+
+def _number(variable: str) -> int:
+    text = os.environ.get(variable, "")
+    if not text.isdecimal():
+        raise RankError(f"{variable} is {text!r}, not a number; start the processes with torchrun")
+    return int(text)
+
+
+def _device(kind: str, rank: int) -> torch.device:
+    """Return the device of this process: on CUDA, the GPU with the number of the rank on its machine."""
+    if kind == "cpu":
+        return torch.device("cpu")
+    if kind != "cuda":
+        raise SpecError("--device", f"several processes train on cpu or cuda, not on {kind}; choose one of them")
+    local = _number("LOCAL_RANK") if "LOCAL_RANK" in os.environ else rank
+    gpus = torch.cuda.device_count()
+    if local >= gpus:
+        raise RankError(
+            f"rank {rank} is process {local + 1} of its machine, which has {gpus} GPU{'s' * (gpus != 1)}; start at "
+            "most one process per GPU (--nproc-per-node), or train with --device cpu"
+        )
+    torch.cuda.set_device(local)
+    return torch.device("cuda", local)
+
+
+def _connected(rank: int, size: int, timeout: float) -> Store:
+    """Return the store through which processes meet. torchrun or rank 0 holds it."""
+    host, port = os.environ.get("MASTER_ADDR", ""), os.environ.get("MASTER_PORT", "")
+    if not host or not port.isdecimal():
+        raise RankError(f"MASTER_ADDR is {host!r} and MASTER_PORT is {port!r}; start the processes with torchrun")
+    holds = rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
+    try:
+        store = TCPStore(
+            host, int(port), size, holds, timeout=timedelta(seconds=timeout), wait_for_workers=False, multi_tenant=True
+        )
+    except (RuntimeError, ValueError) as error:
+        what = "open" if holds else "reach"
+        raise RankError(
+            f"rank {rank} of {size} could not {what} {host}:{port}, where the processes meet, within {timeout:.0f} s "
+            f"({_first_line(error)}); check that rank 0 runs, and --master-addr and --master-port"
+        ) from None
+    return PrefixStore(f"regard/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
+
+
+def _meet(store: Store, rank: int, size: int, timeout: float) -> None:
+    """Wait until every process has joined; raise an error that names the missing ones, or a contradiction."""
+    store.set(f"joined/{rank}", json.dumps({"WORLD_SIZE": size, "version of torch": torch.__version__}))
+    missing, deadline = list(range(size)), time.monotonic() + timeout
+    while missing:
+        missing = [other for other in missing if not store.check([f"joined/{other}"])]
+        if missing and time.monotonic() > deadline:
+            raise RankError(
+                f"rank {rank} waited {timeout:.0f} s ({TIMEOUT}) for {size} processes (WORLD_SIZE), but "
+                f"{', '.join(f'rank {other}' for other in missing[:8])} did not start; start exactly {size} processes"
+            )
+        _compare(store, rank, size, [other for other in range(size) if other not in missing])
+        time.sleep(POLL if missing else 0)
+
+
+def _compare(store: Store, rank: int, size: int, present: Sequence[int]) -> None:
+    """Raise an error if another process has a different number of processes or another version of torch."""
+    own = {"WORLD_SIZE": size, "version of torch": torch.__version__}
+    for other in present:
+        about = json.loads(store.get(f"joined/{other}"))
+        for name, value in own.items():
+            if about[name] != value:
+                raise RankError(
+                    f"{name} is {value} on rank {rank} but {about[name]} on rank {other}; make them the same everywhere"
+                )
+
+
+def _is_lost(error: RuntimeError) -> bool:
+    """Return whether an error of torch is about the connection between processes."""
+    text = str(error).lower()
+    return isinstance(error, dist.DistError) or any(word in text for word in LOST)
+
+
+def _first_line(error: BaseException) -> str:
+    """Return the first line of an error message, shortened."""
+    return next((line.strip() for line in str(error).splitlines() if line.strip()), "no reason given")[:160]
