@@ -8,6 +8,7 @@ connection at once, whereas NCCL waits until its timeout.
 import json
 import math
 import os
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -52,11 +53,11 @@ class Group:
         """True on rank 0, which writes all files, validates, and decides when training ends."""
         return self.rank == 0
 
-    def sums(self, values: Sequence[float]) -> list[float]:
+    def sums(self, values: Sequence[float | int]) -> list[float]:
         """Return the elementwise sums over all ranks."""
         return list(values)
 
-    def first(self, values: Sequence[float]) -> list[float]:
+    def first(self, values: Sequence[float | int]) -> list[float]:
         """Return the values of rank 0 on every rank."""
         return list(values)
 
@@ -144,12 +145,12 @@ class ProcessGroup(Group):
         )
         return cls(rank, size, device, store, timeout)
 
-    def sums(self, values: Sequence[float]) -> list[float]:
+    def sums(self, values: Sequence[float | int]) -> list[float]:
         total = torch.tensor(values, dtype=torch.float64)
         dist.all_reduce(total, group=self.control)
         return total.tolist()
 
-    def first(self, values: Sequence[float]) -> list[float]:
+    def first(self, values: Sequence[float | int]) -> list[float]:
         return self.sums(values if self.leads else [0.0] * len(values))
 
     def alone(self, function: Callable[[], Value]) -> Value:
@@ -287,16 +288,32 @@ def _connected(rank: int, size: int, timeout: float) -> Store:
         raise RankError(f"MASTER_ADDR is {host!r} and MASTER_PORT is {port!r}; start the processes with torchrun")
     holds = rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
     try:
+        if not holds:
+            _wait_for(host, int(port), timeout)  # torch would print a backtrace
         store = TCPStore(
             host, int(port), size, holds, timeout=timedelta(seconds=timeout), wait_for_workers=False, multi_tenant=True
         )
-    except (RuntimeError, ValueError) as error:
+    except (OSError, RuntimeError, ValueError) as error:
         what = "open" if holds else "reach"
         raise RankError(
             f"rank {rank} of {size} could not {what} {host}:{port}, where the processes meet, within {timeout:.0f} s "
             f"({_first_line(error)}); check that rank 0 runs, and --master-addr and --master-port"
         ) from None
     return PrefixStore(f"regard/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
+
+
+def _wait_for(host: str, port: int, timeout: float) -> None:
+    """Wait until a process accepts connections at an address; raise OSError after `timeout` seconds."""
+    deadline = time.monotonic() + timeout
+    while True:
+        try:
+            socket.create_connection((host, port), max(1.0, deadline - time.monotonic())).close()
+        except OSError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(10 * POLL)
+        else:
+            return
 
 
 def _meet(store: Store, rank: int, size: int, timeout: float) -> None:
