@@ -19,13 +19,13 @@ def shared(recipe: Recipe, processes: int, longest: int, report: Callable[[str],
     parts = processes // math.gcd(train.accumulate, processes)
     if parts == 1 or not isinstance(batching, Buckets | FixedShape) or batching.tokens is None:
         return recipe
-    divided = _divided(batching, parts, longest)
-    accumulate, tokens = train.accumulate * parts, divided.tokens or 0
+    smaller = divided(batching, parts, longest)
+    accumulate, tokens = train.accumulate * parts, smaller.tokens or 0
     report(
         f"a step has {accumulate} batches of {tokens:,} tokens (before: {train.accumulate} of {batching.tokens:,}), "
         f"because {processes} processes share it (train.accumulate, data.batching.tokens)"
     )
-    return replace(recipe, train=replace(train, accumulate=accumulate), data=replace(recipe.data, batching=divided))
+    return replace(recipe, train=replace(train, accumulate=accumulate), data=replace(recipe.data, batching=smaller))
 
 
 def longest_example(data: Prepared) -> int:
@@ -34,7 +34,7 @@ def longest_example(data: Prepared) -> int:
     return max((int(table[name].lengths.max()) for table in data.train for name in names if table.rows), default=1)
 
 
-def _divided(batching: Buckets | FixedShape, parts: int, longest: int) -> Buckets | FixedShape:
+def divided(batching: Buckets | FixedShape, parts: int, longest: int) -> Buckets | FixedShape:
     """Return the batching with a fraction 1 / `parts` of the tokens per batch, rounded up to whole rows or examples."""
     tokens = batching.tokens or 0
     if isinstance(batching, Buckets):

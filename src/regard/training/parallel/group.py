@@ -28,6 +28,7 @@ TIMEOUT = "REGARD_RANK_TIMEOUT"  # environment variable: seconds until a rank th
 DEFAULT_TIMEOUT = 600.0
 BEAT = 1.0  # seconds between two signs of life of rank 0 while the other ranks wait for it
 SILENT = 60.0  # seconds without a sign of life after which rank 0 counts as lost, if the timeout is not shorter
+LINGER = 5.0  # seconds for which a failed rank 0 holds the store, so that the others find out why it stops
 POLL = 0.02  # seconds between two looks at the store
 LOST = ("gloo", "nccl", "connection", "timed out", "collective", "socket")  # in messages about a lost rank
 
@@ -55,11 +56,11 @@ class Group:
 
     def sums(self, values: Sequence[float | int]) -> list[float]:
         """Return the elementwise sums over all ranks."""
-        return list(values)
+        return [float(value) for value in values]
 
     def first(self, values: Sequence[float | int]) -> list[float]:
         """Return the values of rank 0 on every rank."""
-        return list(values)
+        return [float(value) for value in values]
 
     def alone(self, function: Callable[[], Value]) -> Value:
         """Call a function on rank 0 while the others wait; return its value, a JSON value, on every rank."""
@@ -175,21 +176,26 @@ class ProcessGroup(Group):
     def leave(self) -> None:
         """Leave the group. Rank 0, which may hold the store, waits for the others."""
         self.store.set(f"left/{self.rank}", "")
-        deadline = time.monotonic() + self.timeout
-        while self.leads and time.monotonic() < deadline:
-            if self.store.check([f"left/{rank}" for rank in range(self.size)]):
-                return
+        self._wait_until_left(self.timeout)
+
+    def _wait_until_left(self, seconds: float) -> None:
+        """On rank 0, which holds the store unless torchrun does, wait until the others have left, or `seconds`."""
+        others, deadline = [f"left/{rank}" for rank in range(1, self.size)], time.monotonic() + seconds
+        while self.leads and not self.store.check(others) and time.monotonic() < deadline:
             time.sleep(POLL)
 
     def failure(self, error: BaseException) -> BaseException:
         """Store an error for the other ranks, and return the error that this rank should raise."""
         if isinstance(error, OtherRankError | GeneratorExit):
+            with suppress(RuntimeError):
+                self.store.set(f"left/{self.rank}", "")
             return error
         lost = isinstance(error, RuntimeError) and not isinstance(error, RegardError) and _is_lost(error)
         if lost and self._failed_elsewhere(wait=2 * BEAT):
-            return OtherRankError(f"rank {self.rank} stops, because another rank has failed")
+            return self.failure(OtherRankError(f"rank {self.rank} stops, because another rank has failed"))
         with suppress(RuntimeError):  # the store is lost, too
             self.store.set("failed", str(self.rank))
+            self._wait_until_left(LINGER)
         if not lost:
             return error
         return RankError(
