@@ -28,7 +28,7 @@ TIMEOUT = "REGARD_RANK_TIMEOUT"  # environment variable: seconds until a rank th
 DEFAULT_TIMEOUT = 600.0
 BEAT = 1.0  # seconds between two signs of life of rank 0 while the other ranks wait for it
 SILENT = 60.0  # seconds without a sign of life after which rank 0 counts as lost, if the timeout is not shorter
-LINGER = 5.0  # seconds for which a failed rank 0 holds the store, so that the others find out why it stops
+LINGER = 2.0  # seconds for which a failed rank 0 holds the store, so that the others find out why it stops
 POLL = 0.02  # seconds between two looks at the store
 LOST = ("gloo", "nccl", "connection", "timed out", "collective", "socket")  # in messages about a lost rank
 
@@ -195,6 +195,8 @@ class ProcessGroup(Group):
             return self.failure(OtherRankError(f"rank {self.rank} stops, because another rank has failed"))
         with suppress(RuntimeError):  # the store is lost, too
             self.store.set("failed", str(self.rank))
+            dist.destroy_process_group(self.control)  # interrupts the others, which then look into the store
+            self.control = None
             self._wait_until_left(LINGER)
         if not lost:
             return error
