@@ -147,7 +147,6 @@ def train(
     from regard.runs.request import check_request, request_from_options
     from regard.runs.train import TrainingOptions, start_run
 
-    _start_processes(gpus, ranks, device)
     request = request_from_options(
         **files.keywords(),
         task=task,
@@ -162,6 +161,7 @@ def train(
     )
     options = TrainingOptions(device, seconds(max_time), quiet or as_json, trust_code, not no_cache, plain)
     check_request(request)
+    _start_processes(gpus, ranks, device)
     set_threads(threads, "train", device)  # on first use, this measures the speed of the machine for some seconds
     with _silent_after_another():
         run, outcome = start_run(request, out, options)

@@ -476,7 +476,7 @@ def test_whole_tensors_need_no_files(tmp_path: Path) -> None:
 
 
 def speed(folder: str) -> list[float]:
-    """Return the medians of the seconds per step, of a plain trainer and of DDP in a group of one rank."""
+    """Return the median seconds per step of a plain trainer, and of a trainer in a group of one rank."""
     with joined("cpu") as group:
         trainers = []
         for number, each in enumerate((ALONE, group)):
@@ -487,12 +487,18 @@ def speed(folder: str) -> list[float]:
             trainer.prefetch = trainer.batches()
             trainers.append(trainer)
         seconds: list[list[float]] = [[], []]
-        for step in range(60):
+        for step in range(40):
             for number in (0, 1) if step % 2 else (1, 0):
-                began = time.process_time()
+                began = time.thread_time()
                 trainers[number].step()
-                seconds[number].append(time.process_time() - began)
+                seconds[number].append(time.thread_time() - began)
         for trainer in trainers:
             assert trainer.prefetch is not None
             trainer.prefetch.close()
-        return [sorted(each[10:])[25] for each in seconds]
+        return [sorted(each[10:])[15] for each in seconds]
+
+
+def test_a_group_of_one_rank_costs_little(tmp_path: Path) -> None:
+    """For a small model; docs/scale.md has the measured cost, which is below 2 %."""
+    ((plain, grouped),) = Ranks(tmp_path, 1, speed, str(tmp_path)).results()
+    assert grouped < 1.25 * plain

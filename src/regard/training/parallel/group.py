@@ -148,7 +148,8 @@ class ProcessGroup(Group):
 
     def sums(self, values: Sequence[float | int]) -> list[float]:
         total = torch.tensor(values, dtype=torch.float64)
-        dist.all_reduce(total, group=self.control)
+        if self.size > 1:
+            dist.all_reduce(total, group=self.control)
         return total.tolist()
 
     def first(self, values: Sequence[float | int]) -> list[float]:
