@@ -1,6 +1,7 @@
 """Step executors: all compute the same step, and a step that cannot be compiled or captured runs eagerly."""
 
 import gc
+import inspect
 import math
 import weakref
 from collections.abc import Callable, Sequence
@@ -191,7 +192,9 @@ class Graph:
 def record_capture(step: Callable[[], object], stream: Stream, pool: str | None) -> Graph:
     """Simulate a capture, which does not run the step but allocates its result."""
     (inner,) = [cell.cell_contents for cell in step.__closure__ or ()]
-    (owner,) = [cell.cell_contents for cell in inner.__closure__ if isinstance(cell.cell_contents, Captured)]
+    (owner,) = [
+        cell.cell_contents for cell in inspect.unwrap(inner).__closure__ if isinstance(cell.cell_contents, Captured)
+    ]
     assert (pool is None) == (owner.earlier == [])
     owner.result = torch.zeros(3, dtype=torch.float64)
 
