@@ -6,6 +6,7 @@ MARGINS_ARGS ?=
 DEFAULTS_ARGS ?=
 LENGTH_ARGS ?=
 BYTES_ARGS ?= --jobs 4
+CHECKPOINTS_ARGS ?=
 SPARSE_ARGS ?=
 DOCUMENTS_ARGS ?=
 
@@ -16,7 +17,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check -qq
 PYTEST := $(BIN)/python -m pytest -q --no-header --tb=short --maxfail=20
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check bench bench-data bench-train bench-decode bench-endless bench-sparse bench-text bench-defaults bench-defaults-gpu needs-data speed length documents docs test-kills test-margins coverage test-oracles test-gpu table ladder record bytes clean
+.PHONY: help setup demo test check bench bench-data bench-checkpoints bench-train bench-decode bench-endless bench-sparse bench-text bench-defaults bench-defaults-gpu needs-data speed length documents docs test-kills test-margins coverage test-oracles test-gpu table ladder record bytes clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "%-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -55,6 +56,9 @@ bench: $(STAMP) ## cost of composition against the same arithmetic by hand
 
 bench-data: $(STAMP) ## what feeding a model costs, and that it grows no faster than the corpus
 	OMP_NUM_THREADS=1 $(BIN)/python bench/data.py
+
+bench-checkpoints: $(STAMP) ## what checkpoints in the background cost in training time (a few minutes)
+	OMP_NUM_THREADS=1 $(BIN)/python bench/checkpointing.py $(CHECKPOINTS_ARGS)
 
 bench-train: $(STAMP) ## training speed against the peers that are installed, small shape
 	$(BIN)/regard bench train

@@ -146,6 +146,8 @@ def test_weights_that_are_damaged_or_of_another_model(copy: Path) -> None:
     record = json.loads((copy / "recipe.json").read_text())
     record["model"]["d_model"] = 96
     (copy / "recipe.json").write_text(json.dumps(record))
+    assert "recipe.json has changed since training began" in complaint("translate", str(copy), stdin=b"x\n")
+    (copy / "checksums.json").unlink()
     assert "do not fit" in complaint("translate", str(copy), stdin=b"x\n")
 
 
@@ -156,6 +158,7 @@ def test_a_recipe_that_names_code_is_not_run(copy: Path) -> None:
     assert "would import code" in complaint("translate", str(copy), stdin=b"x\n")
     record["model"]["head"]["kind"] = "regard.nn.vocab.softmax:Softmax"
     (copy / "recipe.json").write_text(json.dumps(record))
+    (copy / "checksums.json").unlink()  # because the recipe was changed on purpose
     assert regard("translate", str(copy), "--trust-code", stdin=b"one\n").returncode == 0
 
 

@@ -14,7 +14,7 @@ from regard.decoding.beam import Beam
 from regard.inference import export as exported
 from regard.inference.ctranslate2 import CTranslate2
 from regard.runs.trained_model import load
-from regard.training.checkpoint import read_about, read_tensors, write_tensors
+from regard.training.tensor_files import read_about, read_tensors, write_weights
 
 from .conftest import complaint, regard
 from .test_path import STRANGE, translated
@@ -129,7 +129,7 @@ def test_a_stale_or_damaged_export_is_exported_again(copied: Path, tmp_path: Pat
     assert "exporting again" not in regard(*command, stdin=b"one\n").stderr
     weights, about = read_tensors(run / "weights-final.safetensors"), read_about(run / "weights-final.safetensors")
     changed = {name: -weight if "output.weight" in name else weight.clone() for name, weight in weights.items()}
-    write_tensors(run / "weights-final.safetensors", changed, about)
+    write_weights(run / "weights-final.safetensors", changed, about)
     result = regard(*command, stdin=b"one\ntwo red house\n")
     assert f"the export {folder} is stale or damaged; exporting again" in result.stderr
     assert (

@@ -23,6 +23,10 @@ STEPS = (
 )
 VALIDATED = [*range(25, max(60, 60 * KILLS // 3), 25), max(60, 60 * KILLS // 3)]
 MORE = ("--set", "train.ema=0.9", "--set", "model.dropout=0.1", "--set", "train.average=2", "--set", "train.decode=4")
+# With gradient accumulation, early stopping that may end training, and batches of many shapes.
+KILLED = (
+    *MORE, "--set", "train.accumulate=2", "--set", "train.patience=3", "--set", "data.batching.kind=buckets",
+)  # fmt: skip
 
 
 def digest(run: Path) -> str:
@@ -40,9 +44,9 @@ def begun(run: Path, events: int) -> bool:
 @pytest.mark.slow
 def test_killed_at_random_moments_and_resumed(corpus: dict[str, str], tmp_path: Path) -> None:
     straight, killed = tmp_path / "straight", tmp_path / "killed"
-    assert regard(*training(corpus, straight, *STEPS, *MORE, "-q")).returncode == 0
+    assert regard(*training(corpus, straight, *STEPS, *KILLED, "-q")).returncode == 0
     rng, moments = random.Random(7), []
-    words = training(corpus, killed, *STEPS, *MORE, "-q")
+    words = training(corpus, killed, *STEPS, *KILLED, "-q")
     for number in range(KILLS):
         running = process(*words)
         while not (killed / "request.json").exists() and running.poll() is None:
@@ -61,9 +65,15 @@ def test_killed_at_random_moments_and_resumed(corpus: dict[str, str], tmp_path: 
     result = regard("resume", str(killed), "-q")
     assert result.returncode == 0, result.stderr
     assert digest(killed) == digest(straight)
-    log = [json.loads(line) for line in (killed / "log.jsonl").read_text().splitlines()]
-    assert [event["step"] for event in log if event["event"] == "valid"] == VALIDATED
+    validated = [validations(run) for run in (killed, straight)]
+    assert validated[0] == validated[1]
+    assert [step for step, _ in validated[0]] == VALIDATED[: len(validated[0])]
     assert not list(killed.glob(".*"))
+
+
+def validations(run: Path) -> list[tuple[int, float]]:
+    log = [json.loads(line) for line in (run / "log.jsonl").read_text().splitlines()]
+    return [(event["step"], event["loss"]) for event in log if event["event"] == "valid"]
 
 
 def lines_of(run: Path) -> int:

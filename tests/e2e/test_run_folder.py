@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file, save_file
 
-from regard.training.checkpoint import read_about
+from regard.training.tensor_files import read_about
 
 from .conftest import complaint, process, regard, training
 

@@ -1,7 +1,9 @@
 """Training on a GPU: steps captured as CUDA graphs learn like eager steps, and obstacles to a capture are logged."""
 
-from collections.abc import Callable
+import gc
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +15,8 @@ from torch._inductor import config
 from torch._inductor.exc import OperatorIssue
 
 from regard.data.batching import Batching, Buckets, Packing
-from regard.data.loader import BatchLoader, Examples
-from regard.data.objectives import Translation
+from regard.data.loader import BatchLoader, Examples, Place
+from regard.data.objectives import Item, Translation
 from regard.data.token_store import Table
 from regard.models.base import Model
 from regard.models.build import build
@@ -22,8 +24,10 @@ from regard.presets import preset
 from regard.training import executor
 from regard.training.checkpoint import RunFolder
 from regard.training.executor import Captured, Quickest
-from regard.training.optim import Adafactor, AdamW
+from regard.training.optim import Adafactor, AdamW, Muon
+from regard.training.schedule import Constant
 from regard.training.spec import TrainSpec
+from regard.training.tensor_files import read_weights, weights_digest
 from regard.training.trainer import Trainer
 from regard.variants import apply
 
@@ -192,6 +196,103 @@ def test_a_resumed_run_is_captured_again(tmp_path: Path) -> None:
     assert isinstance(second.executor.plain, Captured)
     assert second.executor.plain.graph is not None
     close(weights(second), weights(whole))
+
+
+@pytest.mark.parametrize("changes", [{}, {"accumulate": 2, "ema": 0.9}, {"precision": "float32"}])
+def test_interrupted_training_with_graphs_gives_the_same_bits(tmp_path: Path, changes: dict[str, Any]) -> None:
+    """Steps before a capture run eagerly, so another share of the steps is captured after each interruption."""
+    spec = replace(SPEC, steps=90, save_every=10, **changes)
+    _, notes = trained(tmp_path / "a", spec)
+    assert [event["executor"] for event in notes.executors] == ["graph"]
+    (tmp_path / "b").mkdir()
+    for stop in (13, 20, 47, 71, None):
+        session = Trainer(model(), spec, loader(PACKED), RunFolder(tmp_path / "b"))
+        session.resume()
+        session.fit(lambda s=session, at=stop: "enough" if s.progress.step == at else None)
+    actual, expected = (weights_digest(read_weights(RunFolder(tmp_path / name).final)) for name in "ba")
+    assert actual == expected
+
+
+class Repeated(BatchLoader):
+    """The given batches of one shape, repeated without end."""
+
+    one_shape = True  # type: ignore[reportAssignmentType]
+
+    def __init__(self, items: Sequence[Item], like: BatchLoader) -> None:
+        self.items, self.examples, self.batching = items, like.examples, like.batching
+
+    def after(self, place: Place) -> Iterator[tuple[Item, Place]]:
+        for position in count(place.position):
+            yield self.items[position % len(self.items)], Place(0, position + 1)
+
+
+@pytest.mark.parametrize("optimizer", [AdamW(3e-3), Muon(1e-2, rest=AdamW(3e-3))])
+def test_a_captured_step_with_a_nan_loss_changes_nothing(tmp_path: Path, optimizer: Any) -> None:
+    """Batches 0 to 5, and from then on always one whose label weights are NaN: all weights are those of step 6."""
+    item = next(loader(PACKED).once())
+    ones = torch.ones(item.batch.target.shape)
+    good, bad = (
+        replace(item, batch=replace(item.batch, weights=w * (item.batch.target_seg > 0)))  # type: ignore[reportOptionalOperand]
+        for w in (ones, ones * float("nan"))
+    )
+    spec = replace(SPEC, steps=16, ema=0.9, optimizer=optimizer, max_skipped=100, log_every=4)
+    results = []
+    for name, items, steps in (("a", [good] * 8 + [bad] * 8, 16), ("b", [good] * 8, 8)):
+        notes = Notes()
+        (tmp_path / name).mkdir()
+        given = replace(spec, steps=steps, schedule=Constant())
+        trainer = Trainer(model(), given, Repeated(items, loader(PACKED)), RunFolder(tmp_path / name), watchers=[notes])
+        trainer.fit()
+        assert [event["executor"] for event in notes.executors] == ["graph"]
+        results.append((trainer, notes))
+    (skipping, notes), (plain, _) = results
+    assert [event["step"] for event in notes if event["event"] == "skipped"] == list(range(9, 17))
+    assert skipping.ema is not None
+    assert plain.ema is not None
+    for name, tensor in weights(plain).items():
+        assert torch.equal(weights(skipping)[name], tensor)
+        assert torch.equal(skipping.ema[name], plain.ema[name])
+    for name, tensor in plain.optimizer.state().items():
+        assert torch.equal(skipping.optimizer.state()[name], tensor)
+
+
+def test_a_step_that_lacks_memory_is_computed_in_parts(tmp_path: Path) -> None:
+    """The memory of the process is limited to less than the first steps of the same training need."""
+    large = Packing(512 * 64, 64)
+    spec = replace(SPEC, steps=12, accumulate=1, log_every=1, precision="float32")
+    built = build(preset("transformer_small", **SMALL, dropout=0.0), "cuda", seed=1)
+    torch.cuda.reset_peak_memory_stats()
+    _, expected = trained(tmp_path / "a", replace(spec, compile=False), built, large)
+    share = 0.7 * torch.cuda.max_memory_reserved() / torch.cuda.get_device_properties(0).total_memory
+    del built
+    gc.collect()
+    torch.cuda.empty_cache()
+    torch.cuda.set_per_process_memory_fraction(share)
+    try:
+        again = build(preset("transformer_small", **SMALL, dropout=0.0), "cuda", seed=1)
+        _, notes = trained(tmp_path / "b", spec, again, large)
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)
+    assert [event for event in notes if event["event"] == "split"]
+    losses = [[event["loss"] for event in each if event["event"] == "step"] for each in (notes, expected)]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-4)
+
+
+def test_a_checkpoint_is_a_copy_of_its_step(tmp_path: Path) -> None:
+    """Training changes the weights on the GPU while they are copied and written."""
+    spec = replace(SPEC, steps=30, save_every=1, keep=30, keep_state=30, ema=0.9)
+    (tmp_path / "a").mkdir()
+    trainer = Trainer(model(), spec, loader(PACKED), RunFolder(tmp_path / "a"))
+    seen: dict[int, dict[str, Tensor]] = {}
+
+    def follow() -> None:
+        assert trainer.ema is not None
+        seen[trainer.progress.step] = {name: tensor.cpu().clone() for name, tensor in trainer.ema.items()}
+
+    trainer.fit(follow)
+    for step in (1, 7, 13, 29):
+        saved = read_weights(trainer.folder.weights(step))
+        assert all(torch.equal(saved[name], tensor) for name, tensor in seen[step].items())
 
 
 BASELINES = {"rnn": "rnn", "rnn_attention": "rnn_attention", "convs2s": "convs2s", "bytenet": "bytenet_small"}

@@ -22,6 +22,7 @@ from regard.runs.assemble import assemble, held_out, measure_of
 from regard.runs.trained_model import choose_device
 from regard.training.checkpoint import CheckpointPolicy, RunFolder, write_json
 from regard.training.log import Log, environment
+from regard.training.recovery import newest_whole
 from regard.training.trainer import DivergedError, Event
 
 Emit = Callable[[dict[str, Any]], None]
@@ -44,15 +45,15 @@ def train(folder: Path, recipe: Recipe, data: Prepared, device: torch.device, or
     """Train a model and return its results, including the metric `order["metric"]`. A killed run is continued."""
     run, spec, records = RunFolder(folder), recipe.train, held_out(recipe, data)
     assert records is not None
-    latest = run.latest()
-    watchers = [Log(run.log, latest.step if latest else 0), Progress(emit, spec.steps or 0)]
+    recovery = newest_whole(run)
+    watchers = [Log(run.log, recovery.progress.step if recovery else 0), Progress(emit, spec.steps or 0)]
     measure = measure_of(recipe, data, decode=0)
     trainer = assemble(recipe, data, run, device, watchers, measure, checkpoints=RARE)
     metric = metric_for(data.objective, order["metric"], spec.decode, order["trust_code"])
     companions = [METRICS[name]() for name in metric.companions if name != metric.name]
     metrics = measured(data.objective, spec.bleu_tokenize, metric.with_tokenizer(spec.bleu_tokenize), *companions)
-    if latest:
-        trainer.resume()
+    if recovery:
+        trainer.resume(recovery)
     trainer.fit()
     outputs: list[str] = []
     with trainer.averaged(), torch.no_grad():

@@ -183,7 +183,8 @@ def resume(
 ) -> None:
     """Continue training that was interrupted, as if it had not stopped.
 
-    Training may have been killed, interrupted by Ctrl-C or stopped by a time limit.
+    Training may have been killed, interrupted by Ctrl-C or stopped by a time limit. If the last checkpoint is damaged,
+    training continues from the one before it.
     """
     _start_processes(gpus, ranks, device)
     set_threads(threads, "train", device, Path(run))
@@ -277,7 +278,7 @@ def _finish(run: "TrainedModel", outcome: "Outcome", as_json: bool, quiet: bool)
     elif not quiet:
         print(f"regard {run.command} {run.path}")
     if not outcome.finished:
-        raise typer.Exit(130 if outcome.why.startswith("interrupted") else 0)
+        raise typer.Exit(outcome.exit_code)
 
 
 def summary(run: "TrainedModel", outcome: "Outcome") -> dict[str, Any]:

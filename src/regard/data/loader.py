@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from itertools import count
 
 import numpy as np
 
@@ -157,22 +156,29 @@ class BatchLoader:
         plan = self._plan_of(None)
         yield from (self.item(plan, position) for position in range(len(plan)))
 
-    def after(self, place: Place, own: Own | None = None) -> Iterator[tuple[Item | None, Place]]:
+    def after(self, place: Place) -> Iterator[tuple[Item, Place]]:
         """Yield batches endlessly, beginning with the batch at `place`, each with the place of the batch that follows.
-
-        If `own` is given and `own(n)` is false, the n-th batch is None, because another process trains on it.
 
         The plan of the next epoch is computed in the background. In the first epoch, this starts only in the middle of
         the epoch, because short training may never need a second epoch.
         """
-        numbers = count()
+        for plan, position, following in self._positions(place):
+            yield self.item(plan, position), following
+
+    def own_after(self, place: Place, own: Own) -> Iterator[tuple[Item | None, Place]]:
+        """Yield the batches of `after`. The n-th batch is None if `own(n)` is false: another process trains on it."""
+        for number, (plan, position, following) in enumerate(self._positions(place)):
+            yield self.item(plan, position) if own(number) else None, following
+
+    def _positions(self, place: Place) -> Iterator[tuple[Plan, int, Place]]:
+        """Yield endlessly, from the batch at `place` on: plan, position in the plan, place of the batch that follows."""
         while True:
             plan = self.plan(place.epoch)
             for position in range(place.position, len(plan)):
                 if place.epoch or position >= len(plan) // 2:
                     self.plan_ahead(place.epoch + 1)
                 following = Place(place.epoch, position + 1) if position + 1 < len(plan) else Place(place.epoch + 1)
-                yield self.item(plan, position) if own is None or own(next(numbers)) else None, following
+                yield plan, position, following
             place = Place(place.epoch + 1)
 
 
@@ -198,7 +204,7 @@ class Prefetch:
 
     def _work(self, stream: BatchLoader, place: Place, pinned: bool, own: Own | None) -> None:
         try:
-            for item, following in stream.after(place) if own is None else stream.after(place, own):
+            for item, following in stream.after(place) if own is None else stream.own_after(place, own):
                 ready = replace(item, batch=item.batch.pinned()) if pinned and item is not None else item
                 if not self._put((ready, following)):
                     return

@@ -39,7 +39,8 @@ from regard.inference.ctranslate2_export import Vocabulary, written
 from regard.inference.native import Native
 from regard.models.base import LanguageModel, Model
 from regard.nn.position.additive import Learned
-from regard.training.checkpoint import SaveError, read_json, weights_digest
+from regard.training.checkpoint import SaveError, read_json
+from regard.training.tensor_files import weights_digest
 
 FORMAT = 1
 RECORD = "regard.json"

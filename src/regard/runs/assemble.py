@@ -83,6 +83,7 @@ def assemble(  # noqa: PLR0913  # all parts of a training run
         checkpoints=checkpoints,
         plain=plain,
         group=group,
+        decoders={column.replace("text", "target"): each.decode for column, each in data.tokenizers.items()},
     )
 
 

@@ -1,10 +1,7 @@
 """Training in a run folder: start or resume a run, stop on a signal, and report how fine-tuning changed the metrics."""
 
-import signal
-import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Unpack
@@ -25,14 +22,17 @@ from regard.planner.speed import hardware
 from regard.planner.threads import quiet as idle
 from regard.recipe.recipe import Recipe, RecipeRequest
 from regard.runs.assemble import assemble, forward_flops, measure_of
+from regard.runs.checksums import verify, write_checksums
 from regard.runs.options import RequestOptions, accepts, cpu_threads, seconds
 from regard.runs.request import check_request, request_from_options
 from regard.runs.resolve import choose_metric, labels_after, resolve
+from regard.runs.signals import stop_signals
 from regard.runs.trained_model import TrainedModel, choose_device, load, read_recipe, read_tokenizers
-from regard.training.checkpoint import FORMAT, RunFolder, read_json, write_json
+from regard.training.checkpoint import FORMAT, RunFolder, json_text, read_json, write_json
 from regard.training.console import TrainingConsole
 from regard.training.log import Log, TensorBoard, environment
 from regard.training.parallel.group import Group, joined, launch_name
+from regard.training.recovery import Recovery, newest_whole
 from regard.training.spec import TrainSpec
 from regard.training.trainer import Outcome, Trainer, Watcher, precision
 
@@ -131,7 +131,7 @@ def _start(
         try:
             return _fit(trainer, folder, request, options, console, group)
         except OutOfMemoryError:  # a folder without a trained step is not worth keeping
-            if (latest := folder.latest()) is None or latest.step == 0:
+            if max(folder.checkpoints(), default=0) == 0:
                 clear(folder.path, [LOCK])
             raise
 
@@ -181,9 +181,11 @@ def _resume(folder: RunFolder, options: TrainingOptions, group: Group) -> tuple[
         with locked(folder.path, writes=folder.writes):
             if not folder.final.exists():  # another process may have finished the run meanwhile
                 request = _read_request(folder, options.trust_code)
+                recovery = newest_whole(folder)
                 group.alone(lambda: RESUME)
-                trainer = _prepare_and_assemble(folder, request, replace(options, cache=False), console, group)
-                trainer.resume()
+                options = replace(options, cache=False)
+                trainer = _prepare_and_assemble(folder, request, options, console, group, recovery)
+                trainer.resume(recovery)
                 return _fit(trainer, folder, request, options, console, group)
     group.alone(lambda: FINISHED)
     run = load(folder.path, options.device, trust_code=options.trust_code, plain=options.plain)
@@ -202,9 +204,10 @@ def _follow(folder: RunFolder, options: TrainingOptions, group: Group) -> tuple[
         run = load(folder.path, options.device, trust_code=options.trust_code, plain=options.plain)
         return run, Outcome(True, "it was finished", run.step)
     request, console = _read_request(folder, options.trust_code), TrainingConsole(quiet=True)
-    trainer = _prepare_and_assemble(folder, request, options, console, group)
+    recovery = newest_whole(folder) if task == RESUME else None
+    trainer = _prepare_and_assemble(folder, request, options, console, group, recovery)
     if task == RESUME:
-        trainer.resume()
+        trainer.resume(recovery)
     return _fit(trainer, folder, request, options, console, group)
 
 
@@ -212,21 +215,28 @@ def _read_request(folder: RunFolder, trust_code: bool) -> RecipeRequest:
     record = read_json(folder.request)
     record.pop("format", None)
     try:
-        return RecipeRequest.of(record, trust_code)
+        request = RecipeRequest.of(record, trust_code)
     except SpecError as error:
         raise DataError(f"{folder.request}: {error}") from None
+    verify(folder, folder.request)
+    return request
 
 
 def _prepare_and_assemble(
-    folder: RunFolder, request: RecipeRequest, options: TrainingOptions, console: TrainingConsole, group: Group
+    folder: RunFolder,
+    request: RecipeRequest,
+    options: TrainingOptions,
+    console: TrainingConsole,
+    group: Group,
+    recovery: Recovery | None = None,
 ) -> Trainer:
-    """Return the trainer of a run.
+    """Return the trainer of a run, which is to resume from the checkpoint `recovery`, if there is one.
 
     Data and recipe are read from the run folder if an earlier command, or rank 0, has written them. Otherwise the data
     are prepared and the recipe is resolved now.
     """
     parent = None
-    if request.start is not None and folder.latest() is None:
+    if request.start is not None and recovery is None:
         parent = load(request.start, "cpu", trust_code=options.trust_code)
     device = group.device or choose_device(options.device)
     prepared: list[tuple[Prepared, Recipe]] = []
@@ -239,8 +249,7 @@ def _prepare_and_assemble(
 
     group.alone(prepare_data)
     data, recipe = prepared[0] if prepared else _opened(folder, options)
-    latest = folder.latest()
-    step = latest.step if latest else 0
+    step = recovery.progress.step if recovery else 0
     watchers = _watchers(folder, step, device, console, group) if group.leads else []
     criterion = criterion_of(recipe.train, data.objective, options.trust_code)
     trainer = assemble(
@@ -292,6 +301,7 @@ def _opened(folder: RunFolder, options: TrainingOptions) -> tuple[Prepared, Reci
     """Return the data and the recipe in a run folder."""
     recipe = read_recipe(folder, options.trust_code)
     read_tokenizers(folder, recipe.data.objective)  # raises an error now rather than after training
+    verify(folder, folder.data)
     data = opened(recipe.data, folder.data)
     # Recipes written by earlier versions do not include the metric that is chosen to suit the text.
     return data, replace(recipe, train=choose_metric(recipe.train, data, []))
@@ -329,7 +339,9 @@ def _prepared(
     recipe = shared(recipe, processes, longest_example(data), console.report)
     for name, tokenizer in tokenizer_files(data.tokenizers).items():
         tokenizer.save(folder.path / name)
-    write_json(folder.recipe, {"format": FORMAT} | recipe.record())
+    record = {"format": FORMAT} | recipe.record()
+    write_checksums(folder, json_text(record))
+    write_json(folder.recipe, record)
     return data, recipe
 
 
@@ -344,16 +356,17 @@ def _fit(
     """Train until the last step, a signal or the time limit; return the trained model and the outcome of training."""
     deadline = None if options.max_time is None else time.monotonic() + options.max_time
     try:
-        with _signals() as caught:
+        with stop_signals() as caught:
 
             def stop() -> str | None:
-                if caught:
-                    return f"{caught[0]}. Continue: regard resume {folder.path}"
+                if caught.reason:
+                    return f"{caught.reason}. Continue: regard resume {folder.path}"
                 if deadline is not None and time.monotonic() > deadline:
                     return f"time limit reached. Continue: regard resume {folder.path}"
                 return None
 
             outcome = trainer.fit(stop)
+            outcome = outcome if outcome.finished else replace(outcome, exit_code=caught.exit_code or 0)
     finally:
         console.close()
     group.alone(lambda: None)  # until rank 0 has written all files
@@ -418,25 +431,3 @@ def inside_warmup(train: TrainSpec, step: int) -> str | None:
         f"warning: training stopped inside the learning rate warm-up (step {step:,} of {warmup:,}), so the model has "
         "hardly begun to learn; with --time the schedule fits the time"
     )
-
-
-@contextmanager
-def _signals() -> Iterator[list[str]]:
-    """Yield a list. The first Ctrl-C or SIGTERM appends a description to the list; the second has its usual effect."""
-    caught: list[str] = []
-    if threading.current_thread() is not threading.main_thread():
-        yield caught
-        return
-    before: dict[int, Any] = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-
-    def note(number: int, _: Any) -> None:
-        caught.append("interrupted" if number == signal.SIGINT else "terminated")
-        signal.signal(number, before[number])
-
-    try:
-        for number in before:
-            signal.signal(number, note)
-        yield caught
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

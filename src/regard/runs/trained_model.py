@@ -31,22 +31,15 @@ from regard.models.base import Classifier, LanguageModel, Model
 from regard.models.build import build
 from regard.recipe.recipe import Recipe
 from regard.runs import inspect
+from regard.runs.checksums import verify
 from regard.runs.decode import BATCH, ensemble, text_decoder
 from regard.runs.evaluate import evaluate
 from regard.runs.inspect import Attention, HiddenStates
 from regard.runs.options import DecodingOptions, EvaluationOptions, TranslationOptions, accepts, search_from_options
-from regard.training.checkpoint import (
-    FORMAT,
-    RunFolder,
-    mean,
-    newer,
-    read_about,
-    read_json,
-    read_tensors,
-    weights_digest,
-)
+from regard.training.checkpoint import FORMAT, RunFolder, newer, read_json
 from regard.training.progress import Progress, newest_best
 from regard.training.ranking import Metrics
+from regard.training.tensor_files import mean, read_about, read_weights, weights_digest
 
 COMMANDS = {"sequence_to_sequence": "translate", "language_model": "generate", "classifier": "classify"}
 
@@ -445,14 +438,17 @@ def read_recipe(folder: RunFolder, trust_code: bool = False) -> Recipe:
     if not isinstance(version, int) or version > FORMAT:
         raise DataError(newer(folder.path, version))
     try:
-        return Recipe.of(record, trust_code)
+        recipe = Recipe.of(record, trust_code)
     except SpecError as error:
         raise DataError(f"{folder.recipe}: {error}") from None
+    verify(folder, folder.recipe)
+    return recipe
 
 
 def read_tokenizers(folder: RunFolder, objective: Objective) -> dict[str, Tokenizer]:
     """Read the tokenizers of a run, keyed by the column that they encode: `source`, `target` or `text`."""
     joint = folder.path / "tokenizer.json"
+    verify(folder, *folder.path.glob("tokenizer*.json"))
     if joint.exists():
         return dict.fromkeys(objective.encoded, Tokenizer.load(joint))
     apart = {name: folder.path / f"tokenizer.{name}.json" for name in objective.encoded}
@@ -471,9 +467,9 @@ def _weights(
         if step not in folder.steps():
             kept = ", ".join(str(s) for s in folder.steps()) or "none"
             raise DataError(f"{folder.path} has no weights of step {step}; steps with weights: {kept}")
-        return [step], {}, read_tensors(folder.weights(step))
+        return [step], {}, read_weights(folder.weights(step))
     if average is None and folder.final.exists():
-        return *_about_final(folder), read_tensors(folder.final)
+        return *_about_final(folder), read_weights(folder.final)
     latest = folder.latest()
     if latest is None:
         raise DataError(f"{folder.path} has no checkpoint yet; continue training with regard resume")
@@ -483,9 +479,9 @@ def _weights(
         if not 1 <= average <= len(saved):
             raise DataError(f"--average {average}: {folder.path} keeps {len(saved)} checkpoints (train.keep)")
         steps = saved[-average:]
-        return steps, {}, mean(read_tensors(folder.weights(s)) for s in steps)
+        return steps, {}, mean(read_weights(folder.weights(s)) for s in steps)
     step = newest_best(recipe.train, latest.step, progress.best, list(progress.scores))
-    return [step], progress.scores.get(step, {}), read_tensors(folder.weights(step))
+    return [step], progress.scores.get(step, {}), read_weights(folder.weights(step))
 
 
 def _about_final(folder: RunFolder) -> tuple[list[int], Metrics]:

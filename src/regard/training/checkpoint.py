@@ -3,6 +3,7 @@
     request.json                the recipe as the user wrote it
     recipe.json                 the resolved recipe, from which the model is rebuilt
     tokenizer.json              or tokenizer.source.json and tokenizer.target.json
+    checksums.json              checksums of the files above and of data/
     weights-00001000.safetensors, trainer-00001000.safetensors, trainer-00001000.json      a checkpoint
     weights-final.safetensors   the weights that commands use after training has finished
     log.jsonl environment.json  the events of training; versions, machine and commit
@@ -10,41 +11,43 @@
     data/                       the token store, needed only to resume training
 
 A checkpoint is complete if its JSON file exists, because that file is written last. The JSON file contains the digests
-of the other two files. Writing to the folder requires its lock (`regard.files.locked`); reading does not.
+of the other two files, and a checksum of itself. The headers of all files with weights contain a digest, too. Writing
+to the folder requires its lock (`regard.files.locked`); reading does not.
 """
 
 import errno
-import hashlib
 import json
 import math
 import re
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+from safetensors import SafetensorError
 from torch import Tensor
 
 from regard.errors import DataError, RegardError
-from regard.files import file_digest, replace_text, sync, temporary, usual_mode, write_text
+from regard.files import file_digest, replace_text, sync, temporary, write_text
+from regard.training.tensor_files import CHECKSUM, Tensors, checksum, read_tensors, write_tensors, write_weights
 
 FORMAT = 1  # version of the format of run folders; a newer version raises an error
 FINAL = "weights-final.safetensors"
-NOTES = "regard"  # header key of the metadata, stored as one JSON object because safetensors has no order of keys
 NESTED = 100  # maximum nesting depth of a JSON file, far more than regard writes
 WRITTEN = re.compile(
-    r"(asked|request|recipe|environment|baselines)\.json|tokenizer.*\.json|(weights|trainer)-(\d+|final)\.\w+|log\.jsonl|tensorboard"
+    r"(asked|request|recipe|environment|baselines|checksums)\.json|tokenizer.*\.json|log\.jsonl|tensorboard"
+    r"|(weights|trainer)-(\d+|final)\.\w+|skipped-\d+\.\w+"
 )
-Tensors = Mapping[str, Tensor]
 
 
 class SaveError(RegardError, OSError):
     """Error for a file that could not be written. The previous version of the file is intact."""
+
+
+class NewerFormatError(DataError):
+    """Error for a checkpoint that a newer version of regard wrote."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +72,7 @@ class RunFolder:
     def __init__(self, path: Path | str) -> None:
         self.path = Path(path)
         self.recipe = self.path / "recipe.json"
+        self.checksums = self.path / "checksums.json"
         self.final = self.path / FINAL
         self.log = self.path / "log.jsonl"
         self.baselines = self.path / "baselines.json"
@@ -92,6 +96,10 @@ class RunFolder:
         """Return the path of the trainer state at `step`. `suffix` is "safetensors" (tensors) or "json" (the rest)."""
         return self.path / f"trainer-{step:08d}.{suffix}"
 
+    def skipped(self, step: int, suffix: str) -> Path:
+        """Return the path of the batches of a skipped step. `suffix` is "json" (text) or "safetensors" (tensors)."""
+        return self.path / f"skipped-{step:08d}.{suffix}"
+
     def steps(self) -> list[int]:
         """Return the steps of the checkpoints whose weights are in the folder, in ascending order."""
         return self._steps("weights-*", self.weights)
@@ -104,10 +112,12 @@ class RunFolder:
     def save(self, step: int, weights: Tensors, trainer: Tensors, state: Mapping[str, Any]) -> None:
         """Write a checkpoint atomically: write all files to a temporary folder, then rename them, the JSON last."""
         with self._temporary_folder() as folder:
-            write_tensors(folder / "weights", weights)
+            write_weights(folder / "weights", weights)
             write_tensors(folder / "trainer", trainer)
             digests = {name: file_digest(folder / name) for name in ("weights", "trainer")}
-            write_text(folder / "state", json.dumps({"format": FORMAT, "step": step, "sha256": digests} | dict(state)))
+            record = {"format": FORMAT, "step": step, "sha256": digests} | dict(state)
+            write_text(folder / "state", json.dumps(record | {CHECKSUM: checksum(record)}))
+            self.trainer(step, "json").unlink(missing_ok=True)  # of a damaged checkpoint that is replaced
             (folder / "weights").rename(self.weights(step))
             (folder / "trainer").rename(self.trainer(step, "safetensors"))
             sync(self.path)
@@ -117,7 +127,7 @@ class RunFolder:
     def save_final(self, weights: Tensors, about: Mapping[str, str]) -> None:
         """Write the final weights, with the metadata `about` in the header of the file."""
         with self._temporary_folder() as folder:
-            write_tensors(folder / "weights", weights, about)
+            write_weights(folder / "weights", weights, about)
             (folder / "weights").rename(self.final)
             sync(self.path)
 
@@ -131,20 +141,28 @@ class RunFolder:
             finally:
                 shutil.rmtree(folder, ignore_errors=True)
 
+    def checkpoints(self) -> list[int]:
+        """Return the steps of the complete checkpoints, in ascending order."""
+        return self._steps("trainer-*.json", lambda step: self.trainer(step, "json"))
+
     def latest(self) -> Checkpoint | None:
         """Return the newest complete checkpoint, or None if there is no checkpoint."""
-        steps = self._steps("trainer-*.json", lambda step: self.trainer(step, "json"))
-        if not steps:
-            return None
-        path = self.trainer(steps[-1], "json")
+        steps = self.checkpoints()
+        return self.checkpoint(steps[-1]) if steps else None
+
+    def checkpoint(self, step: int) -> Checkpoint:
+        """Return a complete checkpoint, after verifying the checksum of its JSON file."""
+        path = self.trainer(step, "json")
         state = read_json(path)
         version, digests = state.get("format", 0), state.get("sha256")
         if isinstance(version, int) and version > FORMAT:
-            raise DataError(newer(self.path, version))
+            raise NewerFormatError(newer(self.path, version))
+        if CHECKSUM in state and state.pop(CHECKSUM) != checksum(state):
+            raise DataError(f"{path} has changed since it was saved; restore it from a copy")
         complete = isinstance(version, int) and isinstance(digests, dict) and {"weights", "trainer"} <= digests.keys()
-        if not complete or state.get("step") != steps[-1]:
+        if not complete or state.get("step") != step:
             raise DataError(f"{path} is not a checkpoint of this format; restore it from a copy")
-        return Checkpoint(steps[-1], state)
+        return Checkpoint(step, state)
 
     def load(self, checkpoint: Checkpoint) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """Return the weights and the trainer tensors of a checkpoint, after checking the digests of the files."""
@@ -156,16 +174,23 @@ class RunFolder:
                     f"{path} is missing, so the checkpoint of step {step} is unusable; restore it from a copy"
                 )
             if file_digest(path) != checkpoint.state["sha256"][name]:
-                raise DataError(
-                    f"{path} has changed since it was saved; restore it, or remove {self.trainer(step, 'json')}"
-                )
+                raise DataError(f"{path} has changed since it was saved; restore it from a copy")
         return read_tensors(paths["weights"]), read_tensors(paths["trainer"])
 
-    def prune(self, keep: Iterable[int], latest: int) -> None:
-        """Delete the weights of all steps except `keep` and `latest`, and the trainer state of all except `latest`."""
-        kept = {*keep, latest}
+    def prune(self, keep: Iterable[int], latest: int, resumable: int = 1) -> None:
+        """Delete all checkpoints except the last `resumable` ones up to the step `latest`.
+
+        Of the deleted checkpoints, the weights of the steps `keep` remain, and the weights that the other checkpoints
+        need when training resumes from them.
+        """
+        states = [step for step in self.checkpoints() if step <= latest][-resumable:]
+        kept = {*keep, *states, latest}
+        for step in states:
+            with suppress(DataError, TypeError):  # a damaged checkpoint is not resumed
+                state = self.checkpoint(step).state
+                kept |= {*state.get("saved", ()), *state.get("best", ())}
         for step in self.steps():
-            if step != latest:
+            if step not in states:
                 for suffix in ("json", "safetensors"):  # the JSON file first: a checkpoint without it does not count
                     self.trainer(step, suffix).unlink(missing_ok=True)
             if step not in kept:
@@ -189,41 +214,15 @@ def newer(path: Path, version: Any) -> str:
     return f"{path} was written in format {version} by a newer regard; this one reads up to {FORMAT}: upgrade regard"
 
 
-def write_tensors(path: Path, tensors: Tensors, about: Mapping[str, str] | None = None) -> None:
-    """Write a safetensors file, with the metadata `about` in its header, and flush it to the disk."""
-    host = {name: tensor.detach().contiguous().cpu() for name, tensor in tensors.items()}
-    save_file(host, path, metadata={NOTES: json.dumps(dict(about), sort_keys=True)} if about else {"format": "pt"})
-    path.chmod(usual_mode(path.parent))  # safetensors lets only the owner read the file
-    sync(path)
-
-
-def read_tensors(path: Path) -> dict[str, Tensor]:
-    """Return the tensors in a safetensors file, by name."""
-    try:
-        with safe_open(path, framework="pt") as file:
-            return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  # not a mapping
-    except FileNotFoundError:
-        raise DataError(f"{path} does not exist") from None
-    except (OSError, SafetensorError, ValueError) as error:
-        raise DataError(f"{path} is damaged or not a safetensors file ({error}); restore it from a copy") from None
-
-
-def read_about(path: Path) -> dict[str, str]:
-    """Return the metadata in the header of a safetensors file."""
-    try:
-        with safe_open(path, framework="pt") as file:
-            about: dict[str, str] = file.metadata() or {}
-        if NOTES in about:
-            about |= json.loads(about.pop(NOTES))
-        return about
-    except (OSError, SafetensorError, ValueError, TypeError, RecursionError) as error:
-        raise DataError(f"{path} is damaged or not a safetensors file ({error}); restore it from a copy") from None
+def json_text(value: Any) -> str:
+    """Return a JSON value as the text of a file."""
+    return json.dumps(value, indent=2, ensure_ascii=False) + "\n"
 
 
 def write_json(path: Path, value: Any) -> None:
     """Write a JSON file atomically."""
     try:
-        replace_text(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
+        replace_text(path, json_text(value))
     except OSError as error:
         raise SaveError(f"cannot write {path}: {error.strerror}") from None
 
@@ -258,28 +257,3 @@ def _nested(value: Any, levels: int = NESTED) -> bool:
     """Return whether the nesting depth of a JSON value is at least `levels`."""
     inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
     return levels == 0 or any(_nested(each, levels - 1) for each in inner)
-
-
-def weights_digest(weights: Tensors) -> str:
-    """Return the SHA-256 of the names, dtypes, shapes and values of weights, independent of the file format."""
-    digest = hashlib.sha256()
-    for name in sorted(weights):
-        tensor = weights[name].detach().contiguous().cpu()
-        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
-        digest.update(tensor.flatten().view(torch.uint8).numpy().tobytes() if tensor.numel() else b"")
-    return digest.hexdigest()
-
-
-def mean(weights: Iterable[Tensors]) -> dict[str, Tensor]:
-    """Return the average of several sets of weights, summed in float64."""
-    total: dict[str, Tensor] = {}
-    first: Tensors = {}
-    count = 0
-    for each in weights:
-        count += 1
-        first = first or each
-        if {name: t.shape for name, t in each.items()} != {name: t.shape for name, t in first.items()}:
-            raise DataError("weights of different models cannot be averaged")
-        for name, tensor in each.items():
-            total[name] = total[name] + tensor.double() if name in total else tensor.double()
-    return {name: (tensor / count).to(first[name].dtype) for name, tensor in total.items()}

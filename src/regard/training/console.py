@@ -79,6 +79,22 @@ class TrainingConsole:
         self.live.add_task("training", total=event["steps"], facts="")
         self.live.start()
 
+    def on_damaged(self, event: Event) -> None:
+        """Print why a checkpoint cannot be used, and what is used instead."""
+        self.report(f"warning: {event['problem']}")
+
+    def on_skipped(self, event: Event) -> None:
+        """Print that a step changed nothing, because its loss or gradient is not finite."""
+        where = f"; its batch is in {event['file']}" if event["file"] else ""
+        self.report(f"warning: {event['problem']} at step {event['step']:,}, which is skipped{where}")
+
+    def on_split(self, event: Event) -> None:
+        """Print that memory ran out in a step, and in how many parts its batches are computed from now on."""
+        self.report(
+            f"warning: memory ran out at step {event['step']:,}; batches of {event['rows']} rows ({event['shape']}) "
+            f"are computed in {event['parts']} parts, with the same gradient"
+        )
+
     def on_executor(self, event: Event) -> None:
         self.report(description(event))
 

@@ -6,14 +6,11 @@ optimizer, moving average) is one launch. A graph requires that all batches have
 changes from step to step is in a tensor.
 """
 
-import os
-import re
 import time
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,7 +18,7 @@ import torch
 from torch import Tensor
 
 from regard.batch import Batch
-from regard.errors import RegardError
+from regard.errors import RegardError, lacks_memory
 from regard.fast import graphs, operators
 from regard.models.base import Model
 from regard.models.loss import Loss
@@ -37,6 +34,10 @@ GAIN, COST = 0.2, 40.0
 
 Emit = Callable[..., None]  # (event, **values)
 TimeLeft = Callable[[float], float]  # (duration of a step in seconds) -> remaining training time in seconds
+
+
+class UpdateMemoryError(MemoryError):
+    """Error when memory runs out after the gradient is computed. The weights may have changed already."""
 
 
 class StepScalars(NamedTuple):
@@ -86,7 +87,8 @@ class Update:
     def __call__(self, batches: Sequence[Batch], scalars: StepScalars, seed: int) -> Tensor:
         """Update the weights by the gradient of the mean loss over all labels; return `StepResult` as one tensor.
 
-        `seed` is the seed of the step. The random numbers of a batch depend on it and on the number of the batch.
+        `seed` is the seed of the step. The random numbers of a batch depend on it and on the number of the batch. If
+        the loss or the gradient is not finite, weights, optimizer state and moving average do not change.
         """
         losses = []
         for number, batch in enumerate(batches):
@@ -108,27 +110,41 @@ class Update:
         return Loss(*(value.detach() for value in loss))
 
     def finish(self, losses: Sequence[Loss], scalars: StepScalars) -> Tensor:
-        """Update the weights and their moving average; return `StepResult` as one tensor."""
+        """Update the weights and their moving average by the gradients; return `StepResult` as one tensor."""
         for part in self.optimizer.parts.values():
             self.scaler.unscale_(part)
-        norm = clip(self.model.parameters(), self.clip)
-        self._step_optimizer(norm)
-        if self.ema is not None:
-            self._update_average(self.ema, scalars.ema_decay)
-        total = torch.stack([loss.total for loss in losses]).sum()
-        nll = torch.stack([loss.nll for loss in losses]).sum()
+        sums = [torch.stack(values).sum() for values in zip(*((loss.total, loss.nll) for loss in losses), strict=True)]
+        total, nll = self.gradients.summed(torch.stack(sums)).unbind()
+        try:
+            norm = clip(self.model.parameters(), self.clip)
+            self._change_weights(norm, norm.isfinite() & total.isfinite(), scalars.ema_decay)
+        except (MemoryError, RuntimeError) as error:
+            if not lacks_memory(error):
+                raise
+            raise UpdateMemoryError(str(error)) from None
         return torch.stack([total, nll, norm.detach().to(total.dtype)])
 
-    def _step_optimizer(self, norm: Tensor) -> None:
-        """Update the weights, except after a float16 overflow, because clipping then makes all gradients invalid."""
+    def _change_weights(self, norm: Tensor, finite: Tensor, decay: float | Tensor) -> None:
+        """Update weights and moving average, unless the loss or the gradient is not finite.
+
+        A captured step must not wait for the device, so the optimizer itself skips the update there.
+        """
+        changed = True
         if self.scaler.is_enabled():
-            if bool(norm.isfinite()):
+            if bool(norm.isfinite()):  # after an overflow, clipping has made all gradients invalid
                 for part in self.optimizer.parts.values():
                     self.scaler.step(part)
             self.scaler.update()
+        elif self.device.type == "cuda" and self.optimizer.capturable and self.gradients.eager is None:
+            self.optimizer.step_if_finite(1 - finite.float())
+            decay = torch.where(finite, decay, 1.0)
         else:
-            self.optimizer.step()
+            changed = bool(finite)
+            if changed:
+                self.optimizer.step()
         self.optimizer.zero()
+        if self.ema is not None and changed:
+            self._update_average(self.ema, decay)
 
     @torch.no_grad()
     def _update_average(self, ema: Mapping[str, Tensor], decay: float | Tensor) -> None:
@@ -160,6 +176,9 @@ class StepExecutor:
     @abstractmethod
     def run(self, batches: Sequence[Batch], scalars: StepScalars, seed: int) -> StepResult:
         """Run one training step on `batches`, with random numbers seeded with `seed`."""
+
+    def release(self) -> None:
+        """Free memory that the executor keeps between steps. Default: it keeps none."""
 
 
 class Eager(StepExecutor):
@@ -206,6 +225,8 @@ class Compiled(StepExecutor):
             return self.eager.run(batches, scalars, seed)
         try:
             return self.compiled.run(batches, scalars, seed)
+        except UpdateMemoryError:
+            raise
         except Exception as error:  # an error of the step itself is raised again when it runs eagerly
             why = summary(error)
         # After the handler, because the error keeps all tensors of the failed step in memory.
@@ -349,6 +370,8 @@ class Quickest(StepExecutor):
         if self.compiled is not None:
             try:
                 result = self.compiled.run(batches, scalars, seed)
+            except UpdateMemoryError:
+                raise
             except Exception as error:
                 self._fall_back(summary(error))
             else:
@@ -364,6 +387,11 @@ class Quickest(StepExecutor):
         if self.plain.failed is not None and not failed_before:
             self.emit("executor", executor="eager", why=f"this model cannot be captured: {self.plain.failed}")
         return result
+
+    def release(self) -> None:
+        self.plain.release()
+        if self.compiled is not None:
+            self.compiled.release()
 
     def _timed(self, batches: Sequence[Batch], scalars: StepScalars, seed: int) -> StepResult:
         """Replay the graph and measure how long it takes; after `TIMED` replays, compile if that saves time."""
@@ -424,65 +452,6 @@ def choose_executor(
             return Quickest(update, emit, time_left, compiles)
         emit("executor", executor="compiled" if compiles else "eager", why=f"no CUDA graph: {why}")
     return Compiled(update, one_shape, emit) if compiles else Eager(update)
-
-
-@dataclass(frozen=True)
-class MemoryShortage:
-    """A training step that ran out of memory, and the batch size that should fit."""
-
-    why: str  # torch's message
-    device: torch.device
-    tokens: int | None  # tokens per batch (data.batching.tokens)
-    accumulate: int
-    longest: int  # tokens of the longest example, which must fit into a batch
-
-    def fitting_tokens(self) -> int:
-        """Return a number of tokens per batch that should fit: at most half of the number that did not fit.
-
-        The memory of a step grows with its number of tokens. The total memory that the step needed is unknown; only the
-        memory in use when the allocation failed is known.
-        """
-        needed, total = self._needed(), self._total()
-        share = min(0.5, 0.8 * total / needed) if needed and total else 0.5
-        tokens = int((self.tokens or 0) * share)
-        unit = 10 ** max(0, len(str(tokens)) - 2)  # rounds down to two digits
-        return max(self.longest, tokens // unit * unit)
-
-    def _needed(self) -> float:
-        """Return the bytes in use at the peak plus the bytes of the failed allocation."""
-        match = re.search(r"tried to allocate ([\d.]+) (bytes|KiB|MiB|GiB|TiB)", self.why, re.IGNORECASE)
-        units = {"bytes": 1.0, "kib": 2.0**10, "mib": 2.0**20, "gib": 2.0**30, "tib": 2.0**40}
-        requested = float(match[1]) * units[match[2].lower()] if match else 0.0
-        used = torch.cuda.max_memory_allocated(self.device) if self.device.type == "cuda" else 0
-        return used + requested
-
-    def _total(self) -> float:
-        """Return the total memory of the device in bytes, or 0 if it is unknown."""
-        if self.device.type == "cuda":
-            return float(torch.cuda.get_device_properties(self.device).total_memory)
-        if self.device.type == "cpu" and hasattr(os, "sysconf"):
-            return float(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
-        return 0.0
-
-    def message(self, run: Path, saved: int | None) -> str:
-        """Return the error message. `saved` is the step of the last checkpoint in the folder `run`, if there is one."""
-        memory = self._total()
-        what = f"memory ran out on {self.device}" + (f" ({memory / 2**30:.0f} GiB)" if memory else "")
-        fitting = self.fitting_tokens()
-        if self.tokens is None or fitting >= self.tokens:
-            advice = f"one example of {self.longest} tokens is too much; lower data.max_len, or choose a smaller model"
-        else:
-            batches = self.accumulate * -(-self.tokens // fitting)
-            advice = (
-                f"a batch of {self.tokens:,} tokens is too much; try --set data.batching.tokens={fitting}, and "
-                f"--set train.accumulate={batches} for as many tokens per step"
-            )
-        if saved is None:
-            return f"{what}: {advice}"
-        return (
-            f"{what}: {advice}; the checkpoint of step {saved} is intact: continue from its weights with regard train "
-            f"--from {run} and a smaller batch, or with regard resume {run} on a device with more memory"
-        )
 
 
 def summary(error: Exception) -> str:

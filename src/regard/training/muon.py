@@ -35,6 +35,8 @@ class BatchedMuon(torch.optim.Optimizer):
 
     def __init__(self, params: Iterable[nn.Parameter], lr: float, weight_decay: float, momentum: float) -> None:
         super().__init__(params, {"lr": lr, "weight_decay": weight_decay, "momentum": momentum})
+        # As in torch's fused optimizers: if `found_inf` is 1 rather than 0, a step changes neither weights nor state.
+        self._step_supports_amp_scaling = True
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[reportIncompatibleMethodOverride]
@@ -52,16 +54,22 @@ class BatchedMuon(torch.optim.Optimizer):
 
     def _update(self, parameters: list[nn.Parameter], group: dict[str, Any]) -> None:
         """Update parameters that all have the same shape."""
-        momentum, learning_rate = group["momentum"], group["lr"]
+        momentum, learning_rate, weight = group["momentum"], group["lr"], 1 - group["momentum"]
+        found_inf: Tensor | None = getattr(self, "found_inf", None)  # torch.amp.GradScaler removes the attribute
+        if found_inf is not None:
+            done = (1 - found_inf).to(parameters[0].dtype)
+            learning_rate, weight = learning_rate * done, weight * done
         rows, columns = parameters[0].shape[-2:]
         momenta = []
         for parameter in parameters:
             gradient, state = parameter.grad, self.state[parameter]
             assert gradient is not None
+            if found_inf is not None:
+                gradient = torch.where(found_inf > 0, 0.0, gradient)
             if "momentum_buffer" not in state:
                 state["momentum_buffer"] = torch.zeros_like(parameter)
             buffer = state["momentum_buffer"]
-            buffer.lerp_(gradient, 1 - momentum)
+            buffer.lerp_(gradient, weight)
             momenta.append(torch.lerp(gradient, buffer, momentum))  # Nesterov
         x = torch.stack(momenta)
         matrices = x.view(-1, rows, columns)

@@ -53,6 +53,20 @@ class Optimizer:
         for part in self.parts.values():
             part.step()
 
+    def step_if_finite(self, found_inf: Tensor) -> None:
+        """Update the weights, unless `found_inf` is 1 rather than 0. This does not wait for the value of `found_inf`.
+
+        torch's fused optimizers and `BatchedMuon` then change neither weights nor state. Other optimizers get gradients
+        of 0, because torch has no way to skip their step.
+        """
+        for part in self.parts.values():
+            if getattr(part, "_step_supports_amp_scaling", False):
+                part.found_inf = found_inf  # type: ignore[reportAttributeAccessIssue]  # as torch.amp.GradScaler does
+            else:
+                for parameter in (p for group in part.param_groups for p in group["params"] if p.grad is not None):
+                    parameter.grad = torch.where(found_inf > 0, 0.0, parameter.grad)
+            part.step()
+
     def set_rates(self, factor: float) -> None:
         """Set all learning rates to `factor` times their peak values."""
         self.factor = factor

@@ -10,7 +10,7 @@ from regard.training.checkpoint import Checkpoint, RunFolder
 from regard.training.ranking import Metrics
 from regard.training.spec import TrainSpec
 
-ADDED_LATER = {"reached", "clock", "validation", "steps"}  # fields that older checkpoints lack
+ADDED_LATER = {"reached", "clock", "validation", "steps", "skipped", "parts"}  # fields that older checkpoints lack
 
 
 @dataclass
@@ -30,6 +30,8 @@ class Progress:
     clock: float = 0.0  # wall-clock seconds of all sessions, including validation and saving
     validation: float = 0.0  # duration of the last validation in seconds
     steps: int = 0  # the step at which training ends; a time budget changes it
+    skipped: int = 0  # number of steps up to now, without a gap, that were skipped because they were not finite
+    parts: dict[str, int] = field(default_factory=dict)  # shape of batches that lack memory -> number of parts
 
     def record(self) -> dict[str, Any]:
         """Return the training state as a JSON-compatible dict."""
@@ -48,7 +50,10 @@ class Progress:
         """Return the training state stored in a checkpoint; raise DataError if a field is missing or malformed."""
         try:
             progress = cls.of(checkpoint.state)
-            numbers = all(type(step) is int for step in (*progress.saved, *progress.best, progress.stale))
+            numbers = all(
+                type(step) is int
+                for step in (*progress.saved, *progress.best, progress.stale, *progress.parts.values())
+            )
             complete = {*cls.__dataclass_fields__} - ADDED_LATER <= checkpoint.state.keys()
             if numbers and complete and {*progress.best} <= progress.scores.keys():
                 return progress

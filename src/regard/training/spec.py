@@ -38,6 +38,9 @@ class TrainSpec(Spec):
     save_every: int | None = None  # None: at each validation
     log_every: int = 50
     keep: int = 5  # number of recent checkpoints whose weights are kept
+    # Number of recent checkpoints whose optimizer state is kept. Training resumes from the last one, or from the one
+    # before it if a file of the last one is damaged.
+    keep_state: int = 2
     choose: Literal["best", "last"] = "best"  # final weights: best by validation, or the last
     average: int = 1  # number of checkpoints to average; used only if the mean validates better than each
     # The metric that ranks checkpoints, as a name or module:Class. Checkpoints that differ only by the noise of the
@@ -49,13 +52,25 @@ class TrainSpec(Spec):
     bleu_tokenize: str = "auto"
     # Early stopping: number of validations in which neither criterion nor loss improves; 0: never stop early.
     patience: int | None = None
+    # A step whose loss or gradient is not finite changes nothing. Training ends after this number of them in a row.
+    max_skipped: int = 5
     compile: bool | None = None  # torch.compile; None: on CUDA, if batches have one shape and it saves time
     # Activation checkpointing: the backward pass computes the activations of each block again. Training needs less
     # memory and about a third more time; the gradients are the same.
     checkpoint_layers: bool = False
 
     def check(self) -> None:
-        for name in ("steps", "validate_every", "save_every", "accumulate", "log_every", "keep", "average"):
+        for name in (
+            "steps",
+            "validate_every",
+            "save_every",
+            "accumulate",
+            "log_every",
+            "keep",
+            "keep_state",
+            "max_skipped",
+            "average",
+        ):
             check_count(name, getattr(self, name))
         check_count("patience", self.patience, least=0)
         require(self.time is None or 0 < self.time < math.inf, "time", f"must lie above 0, not {self.time}")

@@ -6,11 +6,11 @@ nor an interruption changes the result of training.
 """
 
 import json
-import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -24,26 +24,30 @@ from regard.errors import DataError, OutOfMemoryError, RegardError, SpecError, l
 from regard.models.base import Model
 from regard.nn.core import Reporting
 from regard.training.activation_checkpointing import checkpoint_blocks
+from regard.training.background_saving import BackgroundSaver, HostCopy
 from regard.training.budget import Budget
-from regard.training.checkpoint import CheckpointPolicy, RunFolder, mean, read_tensors, weights_digest
+from regard.training.checkpoint import CheckpointPolicy, RunFolder
 from regard.training.early_stopping import improvements, should_stop
 from regard.training.executor import (
     Eager,
-    MemoryShortage,
     StepExecutor,
-    StepResult,
     StepScalars,
     Update,
     choose_executor,
 )
+from regard.training.log_window import LogWindow
 from regard.training.mfu import peak, utilisation
+from regard.training.out_of_memory import MemoryShortage, RowMemoryError, SplitSteps
 from regard.training.parallel.gradients import check_batches, share
 from regard.training.parallel.group import ALONE, Group
-from regard.training.parallel.sharded_checkpoint import gathered
+from regard.training.parallel.sharded_checkpoint import host_copy
 from regard.training.progress import Progress
 from regard.training.ranking import LOSS, Criterion, Metrics, order
+from regard.training.recovery import Recovery, newest_whole, reason
 from regard.training.schedule import Schedule
+from regard.training.skipped_steps import Decoders, not_finite, store
 from regard.training.spec import TrainSpec
+from regard.training.tensor_files import mean, read_weights
 
 Event = Mapping[str, Any]
 MEAN = -1  # step number of the averaged checkpoints in the ranking; if all scores are equal, it comes first
@@ -55,45 +59,15 @@ class Watcher(Protocol):
     """Protocol of objects that receive the events of training, such as the log, TensorBoard and the console."""
 
     def note(self, event: Event) -> None:
-        """Process an event; `event["event"]` is start, executor, step, valid, save, final or end."""
+        """Process an event.
+
+        `event["event"]` is start, executor, step, skipped, split, valid, save, damaged, final or end.
+        """
         ...
 
 
 class DivergedError(RegardError, ArithmeticError):
     """Error when training diverges: the loss or its gradient is not finite."""
-
-
-@dataclass
-class LogWindow:
-    """Sums over the steps since the metrics were last logged."""
-
-    results: list[StepResult] = field(default_factory=list)  # on their device, because copying would wait for it
-    labels: int = 0
-    places: int = 0
-    padding: int = 0
-    began: float = field(default_factory=time.perf_counter)
-
-    def add(self, items: Sequence[Item], result: StepResult, labels: int) -> None:
-        self.results.append(result)
-        self.labels += labels
-        self.places += sum(item.places for item in items)
-        self.padding += sum(item.padding for item in items)
-
-    def metrics(self, scaled: bool, group: Group) -> Metrics:
-        """Return the mean metrics. If `scaled` is true, the gradient norm leaves out steps with a float16 overflow."""
-        seconds = time.perf_counter() - self.began
-        losses, nlls, norms = (torch.stack(values).double() for values in zip(*self.results, strict=True))
-        finite = norms[norms.isfinite()] if scaled else norms
-        skipped = len(norms) - len(finite)
-        loss, nll, places, padding = group.sums([float(losses.sum()), float(nlls.sum()), self.places, self.padding])
-        return {
-            "loss": loss / self.labels,
-            "nll": nll / self.labels,
-            **({"gradient": float(finite.mean())} if len(finite) else {}),
-            **({"skipped": skipped} if skipped else {}),
-            "tokens_per_second": self.labels / seconds,
-            "padding": padding / places,
-        }
 
 
 @dataclass(frozen=True)
@@ -103,6 +77,7 @@ class Outcome:
     finished: bool  # False: training can be resumed
     why: str  # the reason
     step: int
+    exit_code: int = 0  # of the process: 128 + the number of the signal that stopped training
 
 
 class Trainer:
@@ -124,6 +99,7 @@ class Trainer:
         plain: bool = False,
         checkpoints: CheckpointPolicy = CheckpointPolicy(),
         group: Group = ALONE,
+        decoders: Decoders = MappingProxyType({}),
     ) -> None:
         """`measure(model)` returns the validation metrics, including `criterion`. If it is None, nothing is validated.
 
@@ -132,12 +108,13 @@ class Trainer:
         already trained. They are validated before the first step, and they become the final weights if no later
         checkpoint is better. If `plain` is true, training does not use the kernels of `regard.fast`, compilation or
         CUDA graphs. `group` has the processes that train the model together: each computes some batches of every step,
-        and rank 0 validates and writes all files.
+        and rank 0 validates and writes all files. `decoders` decode the token ids of batches that are stored because
+        their loss is not finite.
         """
         assert spec.steps, "resolved before training"
         self.model, self.spec, self.loader, self.folder = model, spec, loader, folder
         self.measure, self.watchers, self.criterion = measure, watchers, criterion
-        self.trained, self.checkpoints = trained, checkpoints
+        self.trained, self.checkpoints, self.decoders = trained, checkpoints, decoders
         self.checkpointed = time.monotonic()  # time of the last checkpoint
         self.settled = False  # True: steps have their usual speed; the first steps, and steps that compile, are slower
         self.group = group
@@ -165,25 +142,30 @@ class Trainer:
         self.reporting = [part for part in model.modules() if isinstance(part, Reporting)]
         self.progress = Progress(steps=spec.steps)
         self.window = LogWindow()
+        self.diverged: str | None = None  # the problem of the last of `max_skipped` skipped steps in a row
         self.prefetch: Prefetch | None = None
+        self.saver = BackgroundSaver()
         self.validating = False
         self.update = Update(
             model, model.loss, self.optimizer, spec.clip, self.device, self.dtype, self.scaler, self.ema, self.gradients
         )
         self.executor: StepExecutor = Eager(self.update)
+        self.splitter = SplitSteps(self.executor, self.update, self.emit, self.progress.parts)
 
-    def resume(self) -> bool:
-        """Load the latest checkpoint and return True; return False if there is none."""
-        checkpoint = self.folder.latest()
-        step = None if checkpoint is None else checkpoint.step
-        if self.group.alone(lambda: step) != step:
+    def resume(self, recovery: Recovery | None = None) -> bool:
+        """Load the newest checkpoint that is whole (`recovery`), and return True; return False if there is none."""
+        recovery = recovery or newest_whole(self.folder)
+        found = None if recovery is None else recovery.progress.step
+        if self.group.alone(lambda: found) != found:
             raise DataError(
                 f"{self.folder.path} differs between the processes; train in a folder that all machines share"
             )
-        if checkpoint is None:
+        if recovery is None:
             return False
-        weights, trainer = self.folder.load(checkpoint)
-        self.progress = Progress.read(self.folder, checkpoint)
+        self.progress = progress = recovery.progress
+        weights, trainer = recovery.weights, recovery.trainer
+        for problem in recovery.damaged:
+            self.emit("damaged", problem=f"{problem}; training resumes from the checkpoint of step {progress.step:,}")
         if self.ema is not None:
             for name, tensor in weights.items():
                 if name in self.ema:
@@ -218,11 +200,12 @@ class Trainer:
     def fit(self, stop: Callable[[], str | None] = lambda: None) -> Outcome:
         """Train to the end. `stop` is called after every step; if it returns a reason, save a checkpoint and stop."""
         try:
-            return self._fit(stop)
+            with self.saver:
+                return self._fit(stop)
         except (MemoryError, RuntimeError) as error:
             if not lacks_memory(error):
                 raise
-            why = str(error)
+            why, row = str(error), str(error) if isinstance(error, RowMemoryError) else None
         # After the handler, because the error keeps all tensors of the step in memory.
         if self.validating:
             advice = "lower data.batching.tokens, or truncate long texts with data.max_len"
@@ -231,9 +214,9 @@ class Trainer:
                 advice = f"{fewer}, or leave out long ones with data.max_len"
             raise OutOfMemoryError(f"memory ran out on {self.device} while validating; {advice}")
         longest = max(int(lengths.max()) for lengths in self.loader.examples.lengths.values())
-        tokens, latest = getattr(self.loader.batching, "tokens", None), self.folder.latest()
-        shortage = MemoryShortage(why, self.device, tokens, self.spec.accumulate, longest)
-        raise OutOfMemoryError(shortage.message(self.folder.path, None if latest is None else latest.step))
+        tokens, saved = getattr(self.loader.batching, "tokens", None), self.folder.checkpoints()
+        shortage = MemoryShortage(why, self.device, tokens, self.spec.accumulate, longest, row)
+        raise OutOfMemoryError(shortage.message(self.folder.path, saved[-1] if saved else None))
 
     def _fit(self, stop: Callable[[], str | None]) -> Outcome:
         progress = self.progress
@@ -242,6 +225,10 @@ class Trainer:
             self.executor = choose_executor(
                 self.update, self.loader.one_shape, self.spec.compile, self.seconds_left, self.emit
             )
+        if self.group.device is None:
+            self.splitter = SplitSteps(self.executor, self.update, self.emit, progress.parts)
+        else:  # the other processes could not repeat their part of a step
+            self.splitter = self.executor
         self.prefetch = self.batches()
         self.counts()  # discards earlier counts
         self.budget.validated = self.checkpointed = time.monotonic()
@@ -254,16 +241,19 @@ class Trainer:
                 self.step()
                 if progress.step % self.spec.log_every == 0:
                     self.note_window()
+                self.saver.check()
                 progress.steps = self.last_step()
                 self.validate_and_save()
                 why = self.group.reason(stop())
                 if why and progress.step < self.steps and not self.exhausted():
                     self.note_window()  # raises an error if training has diverged, before such weights are saved
                     self.save(regular=False)
+                    self.saver.wait()
                     self.emit("end", finished=False, why=why)
                     return Outcome(False, why, progress.step)
         finally:
             self.prefetch.close()
+        self.saver.wait()
         why = f"all {self.steps:,} steps done"
         if self.exhausted():
             why = f"no improvement in {progress.stale} validations"
@@ -299,6 +289,7 @@ class Trainer:
         assert self.prefetch is not None
         progress, started = self.progress, time.perf_counter()
         progress.step += 1
+        place = progress.place
         self.model.train()
         items: list[Item] = []
         counts = []
@@ -311,8 +302,8 @@ class Trainer:
         decay = min(self.spec.ema, (1 + progress.step) / (10 + progress.step))
         scalars = StepScalars(float(labels), decay, [self.count_labels(item) / labels for item in items])
         self.optimizer.set_rates(self.schedule().factor(progress.step, self.steps))
-        result = self.executor.run([item.batch for item in items], scalars, step_seed(self.spec.seed, progress.step))
-        self.window.add(items, result, labels)
+        result = self.splitter.run([item.batch for item in items], scalars, step_seed(self.spec.seed, progress.step))
+        self.window.add(progress.step, place, items, result, labels)
         progress.labels += labels
         spent = time.perf_counter() - started
         progress.seconds += spent
@@ -320,6 +311,28 @@ class Trainer:
             if self.settled:
                 self.budget.add(1, spent)
             self.settled = True
+            self.check_steps()
+            if self.diverged:
+                self.note_window()  # raises an error
+
+    def check_steps(self) -> None:
+        """Store the batches of steps that were skipped because their loss or gradient is not finite.
+
+        On a GPU this waits for the device, so it is called only before metrics are logged.
+        """
+        scaled, progress = self.scaler.is_enabled(), self.progress
+        for record in self.window.unchecked():
+            why = not_finite(record, scaled)
+            progress.skipped = progress.skipped + 1 if why else 0
+            if why:
+                file = None
+                if self.group.leads:
+                    file = store(self.folder, self.loader, record, self.spec.accumulate, self.decoders)
+                event = {"problem": why, "loss": record.loss, "gradient": record.gradient, "file": file}
+                self.emit("skipped", **{"step": record.step} | event)
+            if progress.skipped >= self.spec.max_skipped:
+                self.diverged = why
+                return
 
     def count_labels(self, item: Item) -> int:
         """Return the number of labels in the training loss of a batch: target tokens, or source tokens, too."""
@@ -342,6 +355,7 @@ class Trainer:
         if not self.window.results:
             return
         waited = time.perf_counter()
+        self.check_steps()
         metrics = self.window.metrics(self.scaler.is_enabled(), self.group)  # waits for the device
         counts = self.counts()
         self.progress.seconds += time.perf_counter() - waited
@@ -357,14 +371,13 @@ class Trainer:
                 self.budget.add(len(self.window.results), time.perf_counter() - self.window.began)
             self.settled = True
         self.window = LogWindow()
-        measured = {name: metrics[name] for name in ("loss", "gradient") if name in metrics}
-        wrong = [f"the {name} is {value}" for name, value in measured.items() if not math.isfinite(value)]
+        wrong = self.diverged
         # A float16 gradient may overflow: the step is skipped and the loss scale lowered, down to a limit.
         if self.scaler.is_enabled() and self.scaler.get_scale() < SMALLEST_SCALE:
-            wrong.append("the gradient overflows float16 at every loss scale")
+            wrong = wrong or "the gradient overflows float16 at every loss scale"
         if wrong:
             raise DivergedError(
-                f"{wrong[0]} at step {self.progress.step}: training diverged; lower train.optimizer.learning_rate "
+                f"{wrong} at step {self.progress.step}: training diverged; lower train.optimizer.learning_rate "
                 f"(of train.optimizer={self.kind}) or lengthen train.schedule.warmup (the last checkpoint is intact)"
             )
 
@@ -393,7 +406,7 @@ class Trainer:
             self.note_window()
             began = time.perf_counter()
             self.save()
-            self.budget.saving = time.perf_counter() - began
+            self.budget.saving = max(time.perf_counter() - began, self.saver.seconds)
             self.window = LogWindow()  # a new window, because validating and saving do not count as training time
 
     def validate(self) -> None:
@@ -440,7 +453,10 @@ class Trainer:
             parameter.copy_(weights[name])
 
     def save(self, regular: bool = True) -> None:
-        """Write a checkpoint. If `regular` is false (training is interrupted), the checkpoint is never averaged."""
+        """Write a checkpoint in the background, after the previous one has been written.
+
+        If `regular` is false (training is interrupted), the checkpoint is never averaged.
+        """
         progress, policy = self.progress, self.checkpoints
         if not policy.final and progress.step >= self.steps:
             return
@@ -453,37 +469,44 @@ class Trainer:
             progress.scores = {step: scores for step, scores in progress.scores.items() if step in kept}
         if self.scaler.is_enabled():
             progress.scaler = self.scaler.state_dict()
-        trainer = {f"optimizer.{name}": tensor for name, tensor in self.optimizer.state().items()}
+        self.saver.wait()  # before copying, so that at most one copy is in memory
+        tensors = {f"optimizer.{name}": tensor for name, tensor in self.optimizer.state().items()}
         if self.ema is not None:
-            # Copies, because the moving average replaces the weights in the model while it is written.
-            trainer |= {f"raw.{name}": tensor.clone() for name, tensor in self.model.state_dict().items()}
+            tensors |= {f"raw.{name}": tensor for name, tensor in self.model.state_dict().items()}
+        trainer = host_copy(tensors, self.folder.path, self.group)
         with self.averaged():
-            tensors = {f"trainer.{name}": tensor for name, tensor in trainer.items()}
-            tensors |= {f"weights.{name}": tensor for name, tensor in self.model.state_dict().items()}
-            with gathered(tensors, self.folder.path, self.group) as whole:
-                if self.group.leads:
-                    weights, trainer = without_prefix(whole, "weights."), without_prefix(whole, "trainer.")
-                    self.folder.save(progress.step, weights, trainer, progress.record())
-        if self.group.leads:
-            self.folder.prune({*progress.saved, *progress.best}, progress.step)
+            weights = host_copy(self.model.state_dict(), self.folder.path, self.group)
+        if trainer is not None and weights is not None:
+            self.start_saving(weights, trainer)
         self.checkpointed = time.monotonic()
         self.emit("save")
 
     def save_final(self) -> None:
         """Choose the final weights and write them."""
         steps, weights, scores = self.final_weights()
-        about = {"steps": json.dumps(steps), "scores": json.dumps(scores), "sha256": weights_digest(weights)}
-        self.folder.save_final(weights, about)
+        self.folder.save_final(weights, {"steps": json.dumps(steps), "scores": json.dumps(scores)})
+        kept = {*self.progress.saved, *self.progress.best}
+        self.folder.prune(kept, self.progress.step)  # older ones are no longer resumed
+
+    def start_saving(self, weights: HostCopy, trainer: HostCopy) -> None:
+        """Write a checkpoint in the background."""
+        progress = self.progress
+        step, record, kept = progress.step, progress.record(), {*progress.saved, *progress.best}
+
+        def write() -> None:
+            self.folder.save(step, weights.tensors(), trainer.tensors(), record)
+            self.folder.prune(kept, step, self.spec.keep_state)
+
+        self.saver.start(write)
 
     def final_weights(self) -> tuple[list[int], dict[str, Tensor], Metrics]:
         """Return steps, weights and metrics of the averaged checkpoints, or of the best checkpoint if it is better."""
         progress = self.progress
-        best = progress.best if self.spec.choose == "best" else []
-        steps = best or progress.saved[-self.spec.average :]
+        steps = self.whole_checkpoints()
         measured = {step: progress.scores[step] for step in steps if step in progress.scores}
         if len(steps) == 1:
-            return steps, read_tensors(self.folder.weights(steps[0])), progress.scores.get(steps[0], {})
-        weights = mean(read_tensors(self.folder.weights(step)) for step in steps)
+            return steps, read_weights(self.folder.weights(steps[0])), progress.scores.get(steps[0], {})
+        weights = mean(read_weights(self.folder.weights(step)) for step in steps)
         if self.measure is None:
             return steps, weights, {}
         model = self.gradients.replaceable(self.model)
@@ -494,7 +517,25 @@ class Trainer:
         self.emit("final", steps=steps, kept=steps if first == MEAN else [first], **scores)
         if first == MEAN:
             return steps, weights, scores
-        return [first], read_tensors(self.folder.weights(first)), measured[first]
+        return [first], read_weights(self.folder.weights(first)), measured[first]
+
+    def whole_checkpoints(self) -> list[int]:
+        """Return the steps of the best or last checkpoints, without those whose weights are damaged."""
+        best = self.progress.best if self.spec.choose == "best" else []
+        steps = [step for step in best or self.progress.saved[-self.spec.average :] if self._whole(step)]
+        others = (step for step in reversed(self.folder.steps()) if self._whole(step))
+        steps = steps or [step for step in (next(others, None),) if step is not None]
+        if not steps:
+            raise DataError(f"{self.folder.path} has no checkpoint whose weights are whole; restore one from a copy")
+        return steps
+
+    def _whole(self, step: int) -> bool:
+        try:
+            read_weights(self.folder.weights(step))
+        except DataError as error:
+            self.emit("damaged", problem=f"{reason(error)}; the final weights are chosen from the other checkpoints")
+            return False
+        return True
 
     def emit(self, event: str, **values: Any) -> None:
         if event == "executor":  # the duration of steps changes

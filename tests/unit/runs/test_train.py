@@ -1,8 +1,6 @@
 """Training in a run folder: it starts, stops, resumes, and never touches files that are not its own."""
 
 import json
-import os
-import signal
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +12,6 @@ from regard.recipe.recipe import request_from_record
 from regard.runs.request import request_from_options
 from regard.runs.train import (
     TrainingOptions,
-    _signals,
     described_change,
     inside_warmup,
     resume,
@@ -101,19 +98,6 @@ def test_fine_tuning_starts_from_the_weights_of_its_parent(text: Path, tmp_path:
     events = [json.loads(line) for line in (tmp_path / "child" / "log.jsonl").read_text().splitlines()]
     (change,) = [event for event in events if event["event"] == "parent"]
     assert change["before"]["loss"] == pytest.approx(change["after"]["loss"], rel=1e-3)
-
-
-def test_the_first_signal_is_recorded_and_the_second_interrupts() -> None:
-    inherited = signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background ignores it
-    try:
-        with _signals() as caught:
-            os.kill(os.getpid(), signal.SIGINT)
-            assert caught == ["interrupted"]
-            with pytest.raises(KeyboardInterrupt):
-                os.kill(os.getpid(), signal.SIGINT)
-        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
-    finally:
-        signal.signal(signal.SIGINT, inherited)
 
 
 def test_a_stop_inside_the_warm_up_is_reported() -> None:

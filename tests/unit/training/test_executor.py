@@ -23,7 +23,6 @@ from regard.training.executor import (
     Captured,
     Compiled,
     Eager,
-    MemoryShortage,
     Quickest,
     StepExecutor,
     StepResult,
@@ -34,6 +33,7 @@ from regard.training.executor import (
     description,
 )
 from regard.training.optim import AdamW, Optimizer, clip
+from regard.training.out_of_memory import MemoryShortage
 from regard.training.parallel.gradients import WARM
 
 CPU = torch.device("cpu")

@@ -13,7 +13,6 @@ from regard.errors import DataError, SpecError
 from regard.models.base import Model
 from regard.models.build import build
 from regard.presets import preset
-from regard.training.checkpoint import read_tensors, write_tensors
 from regard.training.optim import (
     Adafactor,
     AdamW,
@@ -26,6 +25,7 @@ from regard.training.optim import (
     muon_matrices,
     named,
 )
+from regard.training.tensor_files import read_tensors, write_tensors
 from regard.variants import apply
 
 BATCH = translation([([5, 6, 7], [8, 9]), ([4], [5, 6, 7, 8])])

@@ -21,7 +21,7 @@ from regard.models.base import Model
 from regard.models.build import build
 from regard.planner.share import divided
 from regard.presets import preset
-from regard.training.checkpoint import RunFolder, read_tensors
+from regard.training.checkpoint import RunFolder
 from regard.training.executor import batch_seed
 from regard.training.optim import Adafactor, AdamW, Muon
 from regard.training.parallel import group as groups
@@ -31,6 +31,7 @@ from regard.training.parallel.group import ALONE, Group, RankError, joined
 from regard.training.parallel.sharded_checkpoint import gathered
 from regard.training.schedule import Constant
 from regard.training.spec import TrainSpec
+from regard.training.tensor_files import read_tensors
 from regard.training.trainer import Trainer
 from tests.ranks import Ranks
 from tests.unit.training.test_trainer import SIZES, Recorder, Toy, held_out_loss, pairs

@@ -7,8 +7,9 @@ import pytest
 import torch
 
 from regard.training import budget
-from regard.training.checkpoint import RunFolder, read_tensors
+from regard.training.checkpoint import RunFolder
 from regard.training.schedule import Cosine
+from regard.training.tensor_files import read_tensors
 from regard.training.trainer import Metrics, Model, Trainer
 from tests.unit.training.test_trainer import Recorder, bucketed, copied, same, spec_of, tiny
 

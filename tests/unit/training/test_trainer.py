@@ -25,7 +25,7 @@ from regard.models.decoder_only_translator import DecoderOnlyTranslator
 from regard.models.loss import Loss
 from regard.presets import preset
 from regard.training import trainer as loop
-from regard.training.checkpoint import RunFolder, mean, read_about, read_tensors, weights_digest
+from regard.training.checkpoint import RunFolder
 from regard.training.executor import StepResult
 from regard.training.log import Log
 from regard.training.optim import AdamW
@@ -33,6 +33,7 @@ from regard.training.progress import Progress, newest_best
 from regard.training.ranking import ERROR, Criterion, Metrics
 from regard.training.schedule import Constant, InverseSqrt
 from regard.training.spec import TrainSpec
+from regard.training.tensor_files import mean, read_about, read_tensors, weights_digest
 from regard.training.trainer import (
     DivergedError,
     LogWindow,
@@ -493,7 +494,7 @@ def test_a_checkpoint_without_the_best_values_so_far_is_resumed(tmp_path: Path) 
     trainer.fit(lambda: "enough" if trainer.progress.step == 3 else None)
     path = trainer.folder.trainer(3, "json")
     state = json.loads(path.read_text())
-    del state["reached"]
+    del state["reached"], state["checksum"]
     path.write_text(json.dumps(state))
     resumed = Trainer(tiny(), spec, bucketed(), RunFolder(tmp_path), MetricSequence((2.0, 2.2)), (), ranking("bleu"))
     assert resumed.resume()
@@ -653,7 +654,7 @@ def test_a_stop_leaves_a_checkpoint_that_is_never_averaged(tmp_path: Path) -> No
     resumed = Trainer(tiny(), spec, bucketed(), folder)
     resumed.resume()
     resumed.fit(stopping(resumed, {6}))  # where a checkpoint is due anyway
-    assert (resumed.progress.saved, folder.steps()) == ([3, 6], [3, 6])
+    assert (resumed.progress.saved, folder.steps()) == ([3, 6], [3, 5, 6])
 
 
 def test_killed_training_resumes_from_its_last_checkpoint(tmp_path: Path) -> None:
@@ -750,13 +751,14 @@ def test_nan_loss_or_gradient_ends_training(
 ) -> None:
     """Step 5 is the first bad step. It is detected before the next validation or checkpoint."""
     recorder = Recorder()
-    spec = spec_of(20, log_every=log_every, validate_every=validate_every, save_every=save_every)
+    spec = spec_of(
+        20, log_every=log_every, validate_every=validate_every, save_every=save_every, max_skipped=1, accumulate=2
+    )
     trainer = Trainer(tiny(), spec, bucketed(), RunFolder(tmp_path), held_out_loss, [recorder])
     poisoned(trainer, 5, what)
     with pytest.raises(DivergedError, match=r"lower train\.optimizer\.learning_rate") as error:
         trainer.fit(stopping(trainer, set() if stop is None else {stop}))
-    raised = 6 if log_every == validate_every == 100 and stop is None else 5
-    assert f"at step {raised}: training diverged" in str(error.value)
+    assert "at step 5: training diverged" in str(error.value)
     latest = trainer.folder.latest()
     assert latest is not None
     assert latest.step == 3
@@ -773,11 +775,10 @@ def test_steps_that_overflowed_in_float16_are_counted_and_not_averaged() -> None
     window = LogWindow()
     for norm in (1.0, math.inf, 3.0):
         window.results.append(StepResult(torch.tensor(4.0), torch.tensor(4.0), torch.tensor(norm)))
-    window.labels = window.places = 3
+    window.labels, window.places = [1, 1, 1], 3
     metrics = window.metrics(scaled=True)
     assert (metrics["loss"], metrics["gradient"], metrics["skipped"]) == (4.0, 2.0, 1)
-    assert window.metrics(scaled=False)["gradient"] == math.inf
-    window.results = [StepResult(torch.tensor(4.0), torch.tensor(4.0), torch.tensor(math.inf))]
+    window.results, window.labels = [StepResult(torch.tensor(4.0), torch.tensor(4.0), torch.tensor(math.inf))], [1]
     assert "gradient" not in window.metrics(scaled=True)
 
 
@@ -932,7 +933,7 @@ def test_gpu_that_emulates_bfloat16_trains_in_float16(
     ("settings", "path"),
     [
         *(({name: 0}, name) for name in ("steps", "validate_every", "save_every")),
-        *(({name: 0}, name) for name in ("accumulate", "log_every", "keep", "average")),
+        *(({name: 0}, name) for name in ("accumulate", "log_every", "keep", "keep_state", "average", "max_skipped")),
         *(({name: -1}, name) for name in ("patience", "decode")),
         *(({"clip": -0.1}, "clip"), ({"ema": 1.0}, "ema"), ({"ema": -0.1}, "ema")),
         *(({"seed": 2**63}, "seed"), ({"seed": -(2**63) - 1}, "seed")),

@@ -54,6 +54,10 @@ class Gradients:
         del last
         return nullcontext()
 
+    def summed(self, values: Tensor) -> Tensor:
+        """Return the sums of values over all ranks."""
+        return values
+
     def whole(self, model: Model) -> Model:
         """Return the model with all its weights on rank 0, for validation. Every rank calls this together."""
         return model
@@ -118,13 +122,26 @@ class LossOf(nn.Module):
         return function(batch)
 
 
-class Replicated(Gradients):
+class Shared(Gradients):
+    """Base class for gradients that several ranks compute together."""
+
+    def __init__(self, group: Group) -> None:
+        self.rank, self.size = group.rank, group.size
+
+    def summed(self, values: Tensor) -> Tensor:
+        if self.size > 1:
+            torch.distributed.all_reduce(values)
+        return values
+
+
+class Replicated(Shared):
     """Every rank has all weights; gradients are averaged in the backward pass of the last batch, by torch's DDP."""
 
     warm = WARM_REPLICATED
 
     def __init__(self, model: Model, group: Group, unused: bool) -> None:
-        self.rank, self.size, self.unused = group.rank, group.size, unused
+        super().__init__(group)
+        self.unused = unused
         self.scale = float(group.size)  # torch divides by the size
         device = next(model.parameters()).device
         side = torch.cuda.stream(torch.cuda.Stream(device)) if device.type == "cuda" else nullcontext()
@@ -141,7 +158,7 @@ class Replicated(Gradients):
         return nullcontext() if last else self.module.no_sync()
 
 
-class Sharded(Gradients):
+class Sharded(Shared):
     """Every rank has a part of each weight; a block is gathered before it runs, by torch's `fully_shard`.
 
     The gradients of every batch are summed and divided among the ranks at once, because keeping whole gradients of a
@@ -159,7 +176,8 @@ class Sharded(Gradients):
         )
 
         assert group.device is not None
-        self.rank, self.size, self.device, self.plain = group.rank, group.size, group.device, plain
+        super().__init__(group)
+        self.device, self.plain = group.device, plain
         marks = {name: dict(vars(parameter)) for name, parameter in model.named_parameters()}
         mesh = init_device_mesh(group.device.type, (group.size,))
         for block in [module for module in model.modules() if isinstance(module, BlockModule)]:

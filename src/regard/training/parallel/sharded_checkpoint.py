@@ -13,8 +13,9 @@ from pathlib import Path
 from torch import Tensor
 
 from regard.files import temporary
-from regard.training.checkpoint import read_tensors
+from regard.training.background_saving import HostCopy
 from regard.training.parallel.group import Group, ProcessGroup
+from regard.training.tensor_files import read_tensors
 
 Tensors = Mapping[str, Tensor]
 
@@ -37,6 +38,12 @@ def gathered(tensors: Tensors, folder: Path, group: Group) -> Iterator[dict[str,
     finally:
         if group.leads:
             shutil.rmtree(path, ignore_errors=True)
+
+
+def host_copy(tensors: Tensors, folder: Path, group: Group) -> HostCopy | None:
+    """Return a copy of whole tensors in the memory of rank 0, and None on the other ranks, which call this together."""
+    with gathered(tensors, folder, group) as whole:
+        return HostCopy(whole) if group.leads else None
 
 
 def _write(shards: Tensors, path: Path, group: ProcessGroup) -> None:
