@@ -261,7 +261,7 @@ def _without(words: "Sequence[str]", options: tuple[str, ...]) -> list[str]:
 @contextmanager
 def _silent_after_another() -> "Iterator[None]":
     """Exit without a message if another process of the group has failed, which prints the reason."""
-    from regard.training.parallel.group import OtherRankError
+    from regard.training.parallel.joining import OtherRankError
 
     try:
         yield
@@ -270,7 +270,7 @@ def _silent_after_another() -> "Iterator[None]":
 
 
 def _finish(run: "TrainedModel", outcome: "Outcome", as_json: bool, quiet: bool) -> None:
-    from regard.training.parallel.group import launched_rank
+    from regard.training.parallel.joining import launched_rank
 
     quiet, as_json = quiet or launched_rank() > 0, as_json and launched_rank() == 0
     if as_json:

@@ -171,7 +171,7 @@ class BatchLoader:
             yield self.item(plan, position) if own(number) else None, following
 
     def _positions(self, place: Place) -> Iterator[tuple[Plan, int, Place]]:
-        """Yield endlessly, from the batch at `place` on: plan, position in the plan, place of the batch that follows."""
+        """Yield endlessly, from the batch at `place` on: the plan, the position in it, and the place that follows."""
         while True:
             plan = self.plan(place.epoch)
             for position in range(place.position, len(plan)):

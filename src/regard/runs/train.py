@@ -17,7 +17,6 @@ from regard.evaluation.likelihood_metrics import LOSS
 from regard.evaluation.metric import Metric
 from regard.evaluation.validation import criterion_of, measured
 from regard.files import LOCK, TEMPORARY, clear, locked
-from regard.planner.share import longest_example, shared
 from regard.planner.speed import hardware
 from regard.planner.threads import quiet as idle
 from regard.recipe.recipe import Recipe, RecipeRequest
@@ -26,12 +25,14 @@ from regard.runs.checksums import verify, write_checksums
 from regard.runs.options import RequestOptions, accepts, cpu_threads, seconds
 from regard.runs.request import check_request, request_from_options
 from regard.runs.resolve import choose_metric, labels_after, resolve
+from regard.runs.shared_steps import longest_example, shared
 from regard.runs.signals import stop_signals
 from regard.runs.trained_model import TrainedModel, choose_device, load, read_recipe, read_tokenizers
 from regard.training.checkpoint import FORMAT, RunFolder, json_text, read_json, write_json
 from regard.training.console import TrainingConsole
 from regard.training.log import Log, TensorBoard, environment
-from regard.training.parallel.group import Group, joined, launch_name
+from regard.training.parallel.group import Group, joined
+from regard.training.parallel.joining import launch_name
 from regard.training.recovery import Recovery, newest_whole
 from regard.training.spec import TrainSpec
 from regard.training.trainer import Outcome, Trainer, Watcher, precision

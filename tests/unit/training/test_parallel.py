@@ -19,15 +19,16 @@ from regard.data.objectives import Translation
 from regard.errors import DataError, SpecError
 from regard.models.base import Model
 from regard.models.build import build
-from regard.planner.share import divided
 from regard.presets import preset
+from regard.runs.shared_steps import divided
 from regard.training.checkpoint import RunFolder
 from regard.training.executor import batch_seed
 from regard.training.optim import Adafactor, AdamW, Muon
 from regard.training.parallel import group as groups
 from regard.training.parallel import launch
 from regard.training.parallel.gradients import Replicated, check_batches, check_sharding
-from regard.training.parallel.group import ALONE, Group, RankError, joined
+from regard.training.parallel.group import ALONE, Group, joined
+from regard.training.parallel.joining import RankError
 from regard.training.parallel.sharded_checkpoint import gathered
 from regard.training.schedule import Constant
 from regard.training.spec import TrainSpec

@@ -6,9 +6,7 @@ connection at once, whereas NCCL waits until its timeout.
 """
 
 import json
-import math
 import os
-import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -18,27 +16,28 @@ from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
-from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[reportPrivateImportUsage]
+from torch.distributed import PrefixStore, Store  # type: ignore[reportPrivateImportUsage]
 
-from regard.errors import RegardError, SpecError
+from regard.errors import RegardError
+from regard.training.parallel.joining import (
+    POLL,
+    OtherRankError,
+    RankError,
+    connected,
+    device_of,
+    first_line,
+    is_lost,
+    launched,
+    meet,
+    number_in,
+    timeout_seconds,
+)
 
 Value = TypeVar("Value")
 
-TIMEOUT = "REGARD_RANK_TIMEOUT"  # environment variable: seconds until a rank that does not answer counts as lost
-DEFAULT_TIMEOUT = 600.0
 BEAT = 1.0  # seconds between two signs of life of rank 0 while the other ranks wait for it
 SILENT = 60.0  # seconds without a sign of life after which rank 0 counts as lost, if the timeout is not shorter
 LINGER = 2.0  # seconds for which a failed rank 0 holds the store, so that the others find out why it stops
-POLL = 0.02  # seconds between two looks at the store
-LOST = ("gloo", "nccl", "connection", "timed out", "collective", "socket")  # in messages about a lost rank
-
-
-class RankError(RegardError, RuntimeError):
-    """Raised if the ranks cannot start, if one is missing, or if the connection to a rank is lost."""
-
-
-class OtherRankError(RankError):
-    """Raised on the ranks that stop because another rank has failed; that rank reports the reason."""
 
 
 class Group:
@@ -74,22 +73,6 @@ class Group:
 ALONE = Group()
 
 
-def launched() -> bool:
-    """Return whether torchrun, or another launcher with the same environment variables, has started this process."""
-    return "RANK" in os.environ and "WORLD_SIZE" in os.environ
-
-
-def launched_rank() -> int:
-    """Return the rank of this process, or 0 if it trains alone."""
-    return _number("RANK") if launched() else 0
-
-
-def launch_name() -> str | None:
-    """Return the name that torchrun has given to this launch, or None if it has no name of its own."""
-    name = os.environ.get("TORCHELASTIC_RUN_ID", "none")
-    return None if name == "none" else name
-
-
 @contextmanager
 def joined(kind: str) -> Iterator[Group]:
     """Yield the group of this process. `kind` is the type of device on which it trains: cpu, cuda or mps.
@@ -103,9 +86,9 @@ def joined(kind: str) -> Iterator[Group]:
     try:
         group = ProcessGroup.join(kind)
     except RuntimeError as error:
-        if isinstance(error, RegardError) or not _is_lost(error):
+        if isinstance(error, RegardError) or not is_lost(error):
             raise
-        raise RankError(f"{_first_line(error)}; start all processes again") from None
+        raise RankError(f"{first_line(error)}; start all processes again") from None
     try:
         yield group
         group.leave()
@@ -130,12 +113,12 @@ class ProcessGroup(Group):
     @classmethod
     def join(cls, kind: str) -> "ProcessGroup":
         """Connect to the other processes, which the environment variables of torchrun describe."""
-        rank, size, timeout = _number("RANK"), _number("WORLD_SIZE"), timeout_seconds()
+        rank, size, timeout = number_in("RANK"), number_in("WORLD_SIZE"), timeout_seconds()
         if not 0 <= rank < size:
             raise RankError(f"RANK is {rank}, but WORLD_SIZE is {size}; ranks lie between 0 and {size - 1}")
-        device = _device(kind, rank)
-        store = _connected(rank, size, timeout)
-        _meet(store, rank, size, timeout)
+        device = device_of(kind, rank)
+        store = connected(rank, size, timeout)
+        meet(store, rank, size, timeout)
         dist.init_process_group(
             "nccl" if kind == "cuda" else "gloo",
             store=PrefixStore("torch", store),
@@ -191,7 +174,7 @@ class ProcessGroup(Group):
             with suppress(RuntimeError):
                 self.store.set(f"left/{self.rank}", "")
             return error
-        lost = isinstance(error, RuntimeError) and not isinstance(error, RegardError) and _is_lost(error)
+        lost = isinstance(error, RuntimeError) and not isinstance(error, RegardError) and is_lost(error)
         if lost and self._failed_elsewhere(wait=2 * BEAT):
             return self.failure(OtherRankError(f"rank {self.rank} stops, because another rank has failed"))
         with suppress(RuntimeError):  # the store is lost, too
@@ -202,7 +185,7 @@ class ProcessGroup(Group):
         if not lost:
             return error
         return RankError(
-            f"rank {self.rank} of {self.size} lost the connection to another rank ({_first_line(error)}); continue "
+            f"rank {self.rank} of {self.size} lost the connection to another rank ({first_line(error)}); continue "
             "from the last checkpoint with regard resume"
         )
 
@@ -252,112 +235,3 @@ class ProcessGroup(Group):
             time.sleep(pause)
             pause = min(2 * pause, 10 * POLL)
         return self.store.get(key).decode()
-
-
-def timeout_seconds() -> float:
-    """Return the number of seconds after which a rank that does not answer counts as lost."""
-    text = os.environ.get(TIMEOUT, str(DEFAULT_TIMEOUT))
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = math.nan
-    if not 1 <= seconds < 1e6:
-        raise SpecError(TIMEOUT, f"{text!r} is not a number of seconds from 1 to 1,000,000; leave it unset for 600")
-    return seconds
-
-
-def _number(variable: str) -> int:
-    text = os.environ.get(variable, "")
-    if not text.isdecimal():
-        raise RankError(f"{variable} is {text!r}, not a number; start the processes with torchrun")
-    return int(text)
-
-
-def _device(kind: str, rank: int) -> torch.device:
-    """Return the device of this process: on CUDA, the GPU with the number of the rank on its machine."""
-    if kind == "cpu":
-        return torch.device("cpu")
-    if kind != "cuda":
-        raise SpecError("--device", f"several processes train on cpu or cuda, not on {kind}; choose one of them")
-    local = _number("LOCAL_RANK") if "LOCAL_RANK" in os.environ else rank
-    gpus = torch.cuda.device_count()
-    if local >= gpus:
-        raise RankError(
-            f"rank {rank} is process {local + 1} of its machine, which has {gpus} GPU{'s' * (gpus != 1)}; start at "
-            "most one process per GPU (--nproc-per-node), or train with --device cpu"
-        )
-    torch.cuda.set_device(local)
-    return torch.device("cuda", local)
-
-
-def _connected(rank: int, size: int, timeout: float) -> Store:
-    """Return the store through which processes meet. torchrun or rank 0 holds it."""
-    host, port = os.environ.get("MASTER_ADDR", ""), os.environ.get("MASTER_PORT", "")
-    if not host or not port.isdecimal():
-        raise RankError(f"MASTER_ADDR is {host!r} and MASTER_PORT is {port!r}; start the processes with torchrun")
-    holds = rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
-    try:
-        if not holds:
-            _wait_for(host, int(port), timeout)  # torch would print a backtrace
-        store = TCPStore(
-            host, int(port), size, holds, timeout=timedelta(seconds=timeout), wait_for_workers=False, multi_tenant=True
-        )
-    except (OSError, RuntimeError, ValueError) as error:
-        what = "open" if holds else "reach"
-        raise RankError(
-            f"rank {rank} of {size} could not {what} {host}:{port}, where the processes meet, within {timeout:.0f} s "
-            f"({_first_line(error)}); check that rank 0 runs, and --master-addr and --master-port"
-        ) from None
-    return PrefixStore(f"regard/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
-
-
-def _wait_for(host: str, port: int, timeout: float) -> None:
-    """Wait until a process accepts connections at an address; raise OSError after `timeout` seconds."""
-    deadline = time.monotonic() + timeout
-    while True:
-        try:
-            socket.create_connection((host, port), max(1.0, deadline - time.monotonic())).close()
-        except OSError:
-            if time.monotonic() > deadline:
-                raise
-            time.sleep(10 * POLL)
-        else:
-            return
-
-
-def _meet(store: Store, rank: int, size: int, timeout: float) -> None:
-    """Wait until every process has joined; raise an error that names the missing ones, or a contradiction."""
-    store.set(f"joined/{rank}", json.dumps({"WORLD_SIZE": size, "version of torch": torch.__version__}))
-    missing, deadline = list(range(size)), time.monotonic() + timeout
-    while missing:
-        missing = [other for other in missing if not store.check([f"joined/{other}"])]
-        if missing and time.monotonic() > deadline:
-            raise RankError(
-                f"rank {rank} waited {timeout:.0f} s ({TIMEOUT}) for {size} processes (WORLD_SIZE), but "
-                f"{', '.join(f'rank {other}' for other in missing[:8])} did not start; start exactly {size} processes"
-            )
-        _compare(store, rank, size, [other for other in range(size) if other not in missing])
-        time.sleep(POLL if missing else 0)
-
-
-def _compare(store: Store, rank: int, size: int, present: Sequence[int]) -> None:
-    """Raise an error if another process has a different number of processes or another version of torch."""
-    own = {"WORLD_SIZE": size, "version of torch": torch.__version__}
-    for other in present:
-        about = json.loads(store.get(f"joined/{other}"))
-        for name, value in own.items():
-            if about[name] != value:
-                raise RankError(
-                    f"{name} is {value} on rank {rank} but {about[name]} on rank {other}; make them the same everywhere"
-                )
-
-
-def _is_lost(error: RuntimeError) -> bool:
-    """Return whether an error of torch is about the connection between processes."""
-    text = str(error).lower()
-    return isinstance(error, dist.DistError) or any(word in text for word in LOST)
-
-
-def _first_line(error: BaseException) -> str:
-    """Return the first line of an error message, shortened."""
-    return next((line.strip() for line in str(error).splitlines() if line.strip()), "no reason given")[:160]

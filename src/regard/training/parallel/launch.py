@@ -10,7 +10,7 @@ import torch
 
 from regard.errors import SpecError
 from regard.processes import cores, python
-from regard.training.parallel.group import RankError, launched
+from regard.training.parallel.joining import RankError, launched
 
 THREADS = "OMP_NUM_THREADS"
 
