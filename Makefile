@@ -110,9 +110,9 @@ bench-defaults-gpu: needs-data ## the same on a GPU, with GPU_PYTHON (about half
 docs: $(STAMP) ## regenerate the generated pages of docs/
 	$(BIN)/python docs/generate.py
 
-# The same test with more kills than `make test` has time for.
-test-kills: $(STAMP) ## kill a training 20 times at random moments, resume it, compare every bit
-	OMP_NUM_THREADS=1 REGARD_KILLS=20 $(PYTEST) tests/e2e/test_resume.py -k killed $(PYTEST_ARGS)
+# The same tests with more kills than `make test` has time for.
+test-kills: $(STAMP) ## kill a training 20 times at random moments, resume it, compare every bit; also of two ranks
+	OMP_NUM_THREADS=1 REGARD_KILLS=20 $(PYTEST) tests/e2e/test_resume.py tests/e2e/test_parallel.py -k killed $(PYTEST_ARGS)
 
 # The same test with more runs than `make test` has time for.
 test-sweep: $(STAMP) ## 12 runs as jobs of submitit's local executor, two of which are killed: the same table

@@ -1,6 +1,8 @@
 """The commands that train a model (`demo`, `train`, `resume`), and `cache`, which prints or clears the text cache."""
 
-from collections.abc import Sequence
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -9,7 +11,19 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from regard.cli.base import TRAIN, AsJson, Device, Plain, Quiet, RecipeFile, Threads, TrustCode, print_json, set_threads
+from regard.cli.base import (
+    TRAIN,
+    AsJson,
+    Device,
+    Plain,
+    Quiet,
+    RecipeFile,
+    Threads,
+    TrustCode,
+    compute_option,
+    print_json,
+    set_threads,
+)
 from regard.cli.options import TextFiles, command
 from regard.errors import SpecError
 
@@ -27,6 +41,13 @@ MaxTime = Annotated[
     budget_option(
         metavar="TIME", help="Save and stop after this time, such as 90s, 30m or 2h; continue with `regard resume`."
     ),
+]
+Gpus = Annotated[
+    int | None,
+    compute_option(min=1, metavar="N", help="Train on N GPUs of this machine, with one process for each."),
+]
+Ranks = Annotated[
+    int | None, compute_option(min=1, metavar="N", help="Train in N processes on the CPU, which share every step.")
 ]
 
 
@@ -102,6 +123,8 @@ def train(
     ] = None,
     max_time: MaxTime = None,
     device: Device = "auto",
+    gpus: Gpus = None,
+    ranks: Ranks = None,
     threads: Threads = None,
     plain: Plain = False,
     no_cache: Annotated[
@@ -138,8 +161,10 @@ def train(
     )
     options = TrainingOptions(device, seconds(max_time), quiet or as_json, trust_code, not no_cache, plain)
     check_request(request)
+    _start_processes(gpus, ranks, device)
     set_threads(threads, "train", device)  # on first use, this measures the speed of the machine for some seconds
-    run, outcome = start_run(request, out, options)
+    with _silent_after_another():
+        run, outcome = start_run(request, out, options)
     _finish(run, outcome, as_json, quiet)
 
 
@@ -148,6 +173,8 @@ def resume(
     run: Annotated[str, typer.Argument(metavar="RUN", help="Folder of a training run that was stopped.")],
     max_time: MaxTime = None,
     device: Device = "auto",
+    gpus: Gpus = None,
+    ranks: Ranks = None,
     threads: Threads = None,
     plain: Plain = False,
     trust_code: TrustCode = False,
@@ -159,12 +186,14 @@ def resume(
     Training may have been killed, interrupted by Ctrl-C or stopped by a time limit. If the last checkpoint is damaged,
     training continues from the one before it.
     """
+    _start_processes(gpus, ranks, device)
     set_threads(threads, "train", device, Path(run))
     from regard.runs.options import seconds
     from regard.runs.train import TrainingOptions, resume_run
 
     options = TrainingOptions(device, seconds(max_time), quiet or as_json, trust_code, plain=plain)
-    trained, outcome = resume_run(run, options)
+    with _silent_after_another():
+        trained, outcome = resume_run(run, options)
     _finish(trained, outcome, as_json, quiet)
 
 
@@ -207,7 +236,43 @@ def _sizes(entries: "Sequence[Entry]") -> str:
     return f"{len(entries)} text{'' if len(entries) == 1 else 's'}, {sum(entry.size for entry in entries) / 1e6:.1f} MB"
 
 
+def _start_processes(gpus: int | None, ranks: int | None, device: str) -> None:
+    """Run this command in several processes, if an option requests that, and exit when they have ended."""
+    if gpus is None and ranks is None:
+        return
+    from regard.training.parallel.launch import check_launch, launch
+
+    check_launch(gpus, ranks, device)
+    words = [*_without(sys.argv[1:], ("--gpus", "--ranks")), "--device", "cpu" if gpus is None else "cuda"]
+    raise typer.Exit(launch(words, gpus or ranks or 1))
+
+
+def _without(words: "Sequence[str]", options: tuple[str, ...]) -> list[str]:
+    """Return the words of a command line without these options and their values."""
+    kept, skipped = [], False
+    for word in words:
+        named = word.partition("=")[0] in options
+        if not skipped and not named:
+            kept.append(word)
+        skipped = named and "=" not in word
+    return kept
+
+
+@contextmanager
+def _silent_after_another() -> "Iterator[None]":
+    """Exit without a message if another process of the group has failed, which prints the reason."""
+    from regard.training.parallel.joining import OtherRankError
+
+    try:
+        yield
+    except OtherRankError:
+        raise typer.Exit(2) from None
+
+
 def _finish(run: "TrainedModel", outcome: "Outcome", as_json: bool, quiet: bool) -> None:
+    from regard.training.parallel.joining import launched_rank
+
+    quiet, as_json = quiet or launched_rank() > 0, as_json and launched_rank() == 0
     if as_json:
         print_json(summary(run, outcome))
     elif not quiet:

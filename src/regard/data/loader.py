@@ -2,7 +2,7 @@
 
 import queue
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -13,6 +13,8 @@ from regard.data.batching import Batching, Plan, Windows
 from regard.data.objectives import Item, Objective, Packed
 from regard.data.token_store import Column, Ids, Table
 from regard.errors import DataError
+
+Own = Callable[[int], bool]  # (number of a batch) -> whether this process trains on it
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,13 +162,23 @@ class BatchLoader:
         The plan of the next epoch is computed in the background. In the first epoch, this starts only in the middle of
         the epoch, because short training may never need a second epoch.
         """
+        for plan, position, following in self._positions(place):
+            yield self.item(plan, position), following
+
+    def own_after(self, place: Place, own: Own) -> Iterator[tuple[Item | None, Place]]:
+        """Yield the batches of `after`. The n-th batch is None if `own(n)` is false: another process trains on it."""
+        for number, (plan, position, following) in enumerate(self._positions(place)):
+            yield self.item(plan, position) if own(number) else None, following
+
+    def _positions(self, place: Place) -> Iterator[tuple[Plan, int, Place]]:
+        """Yield endlessly, from the batch at `place` on: the plan, the position in it, and the place that follows."""
         while True:
             plan = self.plan(place.epoch)
             for position in range(place.position, len(plan)):
                 if place.epoch or position >= len(plan) // 2:
                     self.plan_ahead(place.epoch + 1)
                 following = Place(place.epoch, position + 1) if position + 1 < len(plan) else Place(place.epoch + 1)
-                yield self.item(plan, position), following
+                yield plan, position, following
             place = Place(place.epoch + 1)
 
 
@@ -182,22 +194,24 @@ def _windows(stream: Column, starts: np.ndarray, length: int) -> tuple[dict[str,
 class Prefetch:
     """Prepares batches in a background thread, and in pinned memory if `pinned` is true, for faster copies to a GPU."""
 
-    def __init__(self, stream: BatchLoader, place: Place, pinned: bool = False, ahead: int = 8) -> None:
-        self._queue: queue.Queue[tuple[Item, Place] | BaseException] = queue.Queue(ahead)
+    def __init__(
+        self, stream: BatchLoader, place: Place, pinned: bool = False, ahead: int = 8, own: Own | None = None
+    ) -> None:
+        self._queue: queue.Queue[tuple[Item | None, Place] | BaseException] = queue.Queue(ahead)
         self._done = threading.Event()
-        self._thread = threading.Thread(target=self._work, args=(stream, place, pinned), daemon=True)
+        self._thread = threading.Thread(target=self._work, args=(stream, place, pinned, own), daemon=True)
         self._thread.start()
 
-    def _work(self, stream: BatchLoader, place: Place, pinned: bool) -> None:
+    def _work(self, stream: BatchLoader, place: Place, pinned: bool, own: Own | None) -> None:
         try:
-            for item, following in stream.after(place):
-                ready = replace(item, batch=item.batch.pinned()) if pinned else item
+            for item, following in stream.after(place) if own is None else stream.own_after(place, own):
+                ready = replace(item, batch=item.batch.pinned()) if pinned and item is not None else item
                 if not self._put((ready, following)):
                     return
         except BaseException as error:  # raised by `next`
             self._put(error)
 
-    def _put(self, entry: tuple[Item, Place] | BaseException) -> bool:
+    def _put(self, entry: tuple[Item | None, Place] | BaseException) -> bool:
         while not self._done.is_set():
             try:
                 self._queue.put(entry, timeout=0.2)
@@ -206,8 +220,8 @@ class Prefetch:
             return True
         return False
 
-    def next(self) -> tuple[Item, Place]:
-        """Return the next batch, and the `Place` of the batch that follows."""
+    def next(self) -> tuple[Item | None, Place]:
+        """Return the next batch, or None if another process trains on it, and the `Place` of the batch that follows."""
         entry = self._queue.get()
         if isinstance(entry, BaseException):
             self._queue.put(entry)  # the thread has ended, so the next call raises again

@@ -28,6 +28,7 @@ from regard.recipe.recipe import Recipe
 from regard.runs.trained_model import TrainedModel, load_weights
 from regard.training.checkpoint import CheckpointPolicy, RunFolder
 from regard.training.console import Sample
+from regard.training.parallel.group import ALONE, Group
 from regard.training.ranking import Criterion, Metrics
 from regard.training.trainer import Trainer, Watcher
 
@@ -50,6 +51,7 @@ def assemble(  # noqa: PLR0913  # all parts of a training run
     flops_per_token: float | None = None,
     began: float | None = None,
     plain: bool = False,
+    group: Group = ALONE,
 ) -> Trainer:
     """Return the trainer for a recipe, before the first training step.
 
@@ -58,7 +60,9 @@ def assemble(  # noqa: PLR0913  # all parts of a training run
     """
     if recipe.train.compile or device.type == "cuda":
         keep_compiled_code()
-    model = build(recipe.model, device, seed=recipe.train.seed)
+    # A model that does not fit on one GPU is moved there in parts, when it is sharded.
+    sharded = recipe.train.parallel == "shard" and group.device is not None
+    model = build(recipe.model, "cpu" if sharded else device, seed=recipe.train.seed)
     if parent is not None:
         load_weights(model, _grown(parent.model.state_dict(), model.state_dict()), parent.path)
     assert recipe.data.batching is not None
@@ -78,6 +82,7 @@ def assemble(  # noqa: PLR0913  # all parts of a training run
         trained=parent is not None,
         checkpoints=checkpoints,
         plain=plain,
+        group=group,
         decoders={column.replace("text", "target"): each.decode for column, each in data.tokenizers.items()},
     )
 

@@ -14,6 +14,7 @@ from regard.data.tokenizer import tokenizer_files
 from regard.errors import DataError, OutOfMemoryError, SpecError, lacks_memory
 from regard.evaluation import baselines
 from regard.evaluation.likelihood_metrics import LOSS
+from regard.evaluation.metric import Metric
 from regard.evaluation.validation import criterion_of, measured
 from regard.files import LOCK, TEMPORARY, clear, locked
 from regard.planner.speed import hardware
@@ -24,15 +25,19 @@ from regard.runs.checksums import verify, write_checksums
 from regard.runs.options import RequestOptions, accepts, cpu_threads, seconds
 from regard.runs.request import check_request, request_from_options
 from regard.runs.resolve import choose_metric, labels_after, resolve
+from regard.runs.shared_steps import longest_example, shared
 from regard.runs.signals import stop_signals
 from regard.runs.trained_model import TrainedModel, choose_device, load, read_recipe, read_tokenizers
 from regard.training.checkpoint import FORMAT, RunFolder, json_text, read_json, write_json
 from regard.training.console import TrainingConsole
 from regard.training.log import Log, TensorBoard, environment
+from regard.training.parallel.group import Group, joined
+from regard.training.parallel.joining import launch_name
 from regard.training.recovery import Recovery, newest_whole
 from regard.training.spec import TrainSpec
 from regard.training.trainer import Outcome, Trainer, Watcher, precision
 
+START, RESUME, FINISHED = "start", "resume", "finished"  # what rank 0 does, and so all ranks
 PARENT_RECORDS = 200  # validation examples of the parent run, translated before and after fine-tuning
 
 
@@ -88,7 +93,30 @@ def start_run(
     The folder may already contain files named in `beside`, but no other files.
     """
     options = options or TrainingOptions()  # not a default value, because the time budget begins now
-    folder = RunFolder(out)
+    with joined(choose_device(options.device).type) as group:
+        if continues_launch(RunFolder(out), group):
+            return _resume(RunFolder(out), options, group)
+        return _start(request, RunFolder(out), options, beside, group)
+
+
+def continues_launch(folder: RunFolder, group: Group) -> bool:
+    """Return whether torchrun has started these processes again after a failure, and the run has begun before it."""
+
+    def began() -> bool:
+        if not folder.request.exists():
+            return False
+        about = folder.path / "environment.json"
+        before = read_json(about).get("launch") if about.exists() else None
+        return group.restarted or (before is not None and before == launch_name())
+
+    return group.alone(began) if group.size > 1 or group.restarted else False
+
+
+def _start(
+    request: RecipeRequest, folder: RunFolder, options: TrainingOptions, beside: Sequence[str], group: Group
+) -> tuple[TrainedModel, Outcome]:
+    if not group.leads:
+        return _follow(folder, options, group)
     if not folder.request.exists():  # do not even write a lock into a folder that is not a run
         _check_free(folder, beside)
     precision(request.train, choose_device(options.device))  # raises an error before anything is created
@@ -99,12 +127,13 @@ def start_run(
     with locked(folder.path, lambda: _check_free(folder, beside)):
         try:
             write_json(folder.request, {"format": FORMAT} | request.record())
-            trainer = _prepare_and_assemble(folder, request, options, console)
+            group.alone(lambda: START)
+            trainer = _prepare_and_assemble(folder, request, options, console, group)
         except BaseException:  # nothing was trained: leave nothing behind
             clear(folder.path, [LOCK])
             raise
         try:
-            return _fit(trainer, folder, request, options, console)
+            return _fit(trainer, folder, request, options, console, group)
         except OutOfMemoryError:  # a folder without a trained step is not worth keeping
             if max(folder.checkpoints(), default=0) == 0:
                 clear(folder.path, [LOCK])
@@ -147,22 +176,49 @@ def resume_run(path: str | Path, options: TrainingOptions | None = None) -> tupl
     A run that stopped before its first checkpoint starts again from the beginning.
     """
     options = options or TrainingOptions()
-    folder = RunFolder(path)
+    with joined(choose_device(options.device).type) as group:
+        return _resume(RunFolder(path), options, group)
+
+
+def _resume(folder: RunFolder, options: TrainingOptions, group: Group) -> tuple[TrainedModel, Outcome]:
     if not folder.request.exists() and not folder.recipe.exists():
         raise DataError(f"{folder.path} is not a training run; create one with regard train")
     console = TrainingConsole(quiet=options.quiet)
+    if not group.leads:
+        return _follow(folder, options, group)
     if not folder.final.exists():
         with locked(folder.path, writes=folder.writes):
             if not folder.final.exists():  # another process may have finished the run meanwhile
                 request = _read_request(folder, options.trust_code)
                 recovery = newest_whole(folder)
-                trainer = _prepare_and_assemble(folder, request, replace(options, cache=False), console, recovery)
+                group.alone(lambda: RESUME)
+                options = replace(options, cache=False)
+                trainer = _prepare_and_assemble(folder, request, options, console, group, recovery)
                 trainer.resume(recovery)
                 del recovery  # with its copies of all tensors
-                return _fit(trainer, folder, request, options, console)
+                return _fit(trainer, folder, request, options, console, group)
+    group.alone(lambda: FINISHED)
     run = load(folder.path, options.device, trust_code=options.trust_code, plain=options.plain)
     console.report(f"already finished: {folder.path}; to continue with other text: regard train --from {folder.path}")
     return run, Outcome(True, "it was finished", run.step)
+
+
+def _follow(folder: RunFolder, options: TrainingOptions, group: Group) -> tuple[TrainedModel, Outcome]:
+    """Train with rank 0, which has the lock of the folder and decides what is done."""
+    task = group.alone(lambda: START)  # the value of rank 0
+    if not folder.request.exists() and not folder.recipe.exists():
+        raise DataError(
+            f"rank {group.rank} does not find {folder.path}, where rank 0 trains; use a folder that all machines share"
+        )
+    if task == FINISHED:
+        run = load(folder.path, options.device, trust_code=options.trust_code, plain=options.plain)
+        return run, Outcome(True, "it was finished", run.step)
+    request, console = _read_request(folder, options.trust_code), TrainingConsole(quiet=True)
+    recovery = newest_whole(folder) if task == RESUME else None
+    trainer = _prepare_and_assemble(folder, request, options, console, group, recovery)
+    if task == RESUME:
+        trainer.resume(recovery)
+    return _fit(trainer, folder, request, options, console, group)
 
 
 def _read_request(folder: RunFolder, trust_code: bool) -> RecipeRequest:
@@ -181,33 +237,30 @@ def _prepare_and_assemble(
     request: RecipeRequest,
     options: TrainingOptions,
     console: TrainingConsole,
+    group: Group,
     recovery: Recovery | None = None,
 ) -> Trainer:
     """Return the trainer of a run, which is to resume from the checkpoint `recovery`, if there is one.
 
-    Data and recipe are read from the run folder if an earlier command has written them. Otherwise the data are prepared
-    and the recipe is resolved now.
+    Data and recipe are read from the run folder if an earlier command, or rank 0, has written them. Otherwise the data
+    are prepared and the recipe is resolved now.
     """
     parent = None
     if request.start is not None and recovery is None:
         parent = load(request.start, "cpu", trust_code=options.trust_code)
-    if folder.recipe.exists():
-        recipe = read_recipe(folder, options.trust_code)
-        _check_resolved(folder, recipe)
-        read_tokenizers(folder, recipe.data.objective)  # raises an error now rather than after training
-        verify(folder, folder.data)
-        data = opened(recipe.data, folder.data)
-        # Recipes written by earlier versions do not include the metric that is chosen to suit the text.
-        recipe = replace(recipe, train=choose_metric(recipe.train, data, []))
-    else:
-        data, recipe = _prepared(folder, request, parent, options, console)
-    device, step = choose_device(options.device), recovery.progress.step if recovery else 0
-    write_json(folder.path / "environment.json", environment(device))
-    watchers: list[Watcher] = [Log(folder.log, step), console, *options.watchers]
-    if TensorBoard.installed():
-        watchers.append(TensorBoard(folder.path / "tensorboard", step))
-    else:
-        console.report("no TensorBoard events: pip install 'regard[log]' adds them")
+    device = group.device or choose_device(options.device)
+    prepared: list[tuple[Prepared, Recipe]] = []
+
+    def prepare_data() -> None:
+        written = folder.recipe.exists()
+        prepared.append(
+            _opened(folder, options) if written else _prepared(folder, request, parent, options, console, group.size)
+        )
+
+    group.alone(prepare_data)
+    data, recipe = prepared[0] if prepared else _opened(folder, options)
+    step = recovery.progress.step if recovery else 0
+    watchers = _watchers(folder, step, device, console, group, options.watchers) if group.leads else []
     criterion = criterion_of(recipe.train, data.objective, options.trust_code)
     trainer = assemble(
         recipe,
@@ -215,17 +268,16 @@ def _prepare_and_assemble(
         folder,
         device,
         watchers,
-        measure_of(recipe, data, criterion, show=None if options.quiet else console.show),
+        measure_of(recipe, data, criterion, show=None if options.quiet or not group.leads else console.show),
         criterion,
         parent=parent,
-        flops_per_token=forward_flops(recipe, data) if device.type == "cuda" else None,
+        flops_per_token=forward_flops(recipe, data) if device.type == "cuda" and group.leads else None,
         began=options.began,
         plain=options.plain,
+        group=group,
     )
-    threads = f", threads: {torch.get_num_threads()}" if device.type == "cpu" else ""
-    console.report(f"{sum(p.numel() for p in trainer.model.parameters()):,} parameters on {device}{threads}")
-    console.titles = {each.name: each.heading for each in (LOSS, criterion, *measured(data.objective, "none"))}
-    baselines.report(folder, data, recipe.train, criterion, trainer.emit, console.report)
+    if group.leads:
+        _report_model(trainer, folder, data, criterion, console)
     return trainer
 
 
@@ -241,12 +293,55 @@ def _check_resolved(folder: RunFolder, recipe: Recipe) -> None:
             raise DataError(f"{folder.recipe}: {path} is missing; restore the file from a copy")
 
 
+def _watchers(
+    folder: RunFolder,
+    step: int,
+    device: torch.device,
+    console: TrainingConsole,
+    group: Group,
+    extra: Sequence[Watcher],
+) -> list[Watcher]:
+    """Write environment.json, and return the objects that receive the events of training from `step` on."""
+    about = {"processes": group.size, "launch": launch_name()}
+    write_json(folder.path / "environment.json", environment(device) | about)
+    watchers: list[Watcher] = [Log(folder.log, step), console, *extra]
+    if TensorBoard.installed():
+        watchers.append(TensorBoard(folder.path / "tensorboard", step))
+    else:
+        console.report("no TensorBoard events: pip install 'regard[log]' adds them")
+    return watchers
+
+
+def _report_model(
+    trainer: Trainer, folder: RunFolder, data: Prepared, criterion: Metric, console: TrainingConsole
+) -> None:
+    """Print the size of the model and the device, and write the metrics of trivial models."""
+    device, size = trainer.device, trainer.group.size
+    where = f"{device}, threads: {torch.get_num_threads()}" if device.type == "cpu" else str(device)
+    processes = f", in {size} processes ({trainer.spec.parallel})" if size > 1 else ""
+    console.report(f"{sum(p.numel() for p in trainer.model.parameters()):,} parameters on {where}{processes}")
+    console.titles = {each.name: each.heading for each in (LOSS, criterion, *measured(data.objective, "none"))}
+    baselines.report(folder, data, trainer.spec, criterion, trainer.emit, console.report)
+
+
+def _opened(folder: RunFolder, options: TrainingOptions) -> tuple[Prepared, Recipe]:
+    """Return the data and the recipe in a run folder."""
+    recipe = read_recipe(folder, options.trust_code)
+    _check_resolved(folder, recipe)
+    read_tokenizers(folder, recipe.data.objective)  # raises an error now rather than after training
+    verify(folder, folder.data)
+    data = opened(recipe.data, folder.data)
+    # Recipes written by earlier versions do not include the metric that is chosen to suit the text.
+    return data, replace(recipe, train=choose_metric(recipe.train, data, []))
+
+
 def _prepared(
     folder: RunFolder,
     request: RecipeRequest,
     parent: TrainedModel | None,
     options: TrainingOptions,
     console: TrainingConsole,
+    processes: int,
 ) -> tuple[Prepared, Recipe]:
     """Prepare the data and resolve the recipe of a new run; write both to the run folder and return them."""
     if parent is not None:
@@ -269,6 +364,7 @@ def _prepared(
     recipe = resolve(
         request, data, device, console.report, parent, hardware=hardware(device, keep=idle()), elapsed=elapsed
     )
+    recipe = shared(recipe, processes, longest_example(data), console.report)
     for name, tokenizer in tokenizer_files(data.tokenizers).items():
         tokenizer.save(folder.path / name)
     record = {"format": FORMAT} | recipe.record()
@@ -278,7 +374,12 @@ def _prepared(
 
 
 def _fit(
-    trainer: Trainer, folder: RunFolder, request: RecipeRequest, options: TrainingOptions, console: TrainingConsole
+    trainer: Trainer,
+    folder: RunFolder,
+    request: RecipeRequest,
+    options: TrainingOptions,
+    console: TrainingConsole,
+    group: Group,
 ) -> tuple[TrainedModel, Outcome]:
     """Train until the last step, a signal or the time limit; return the trained model and the outcome of training."""
     deadline = None if options.max_time is None else time.monotonic() + options.max_time
@@ -296,12 +397,13 @@ def _fit(
             outcome = outcome if outcome.finished else replace(outcome, exit_code=caught.exit_code or 0)
     finally:
         console.close()
+    group.alone(lambda: None)  # until rank 0 has written all files
     if not outcome.finished and (warning := inside_warmup(trainer.spec, outcome.step)):
         console.report(warning)
     if not folder.steps():
         raise DataError(f"{folder.path} has no checkpoint; start again with regard resume")
     run = load(folder.path, options.device, trust_code=options.trust_code, plain=options.plain)
-    if outcome.finished:
+    if outcome.finished and group.leads:
         criterion = criterion_of(trainer.spec, run.objective, options.trust_code)
         baselines.compare(folder, run.scores, criterion, console.report)
         change = None if request.start is None else _change_on_parent(request.start, run, options)

@@ -13,6 +13,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -23,9 +24,9 @@ from regard.models.base import Model
 from regard.models.loss import Loss
 from regard.training.activation_checkpointing import checkpoints_blocks
 from regard.training.optim import Optimizer, clip
+from regard.training.parallel.gradients import Gradients, local
 
 RECENT = 8  # number of recent batch shapes to remember until one of them occurs again
-WARM = 3  # eager steps before a capture, which initialise the optimizer's state and the libraries' workspaces
 TIMED = 30  # replays that are timed before deciding whether to compile
 # Share of the step time that compiling saves, and seconds to compile. On an H200, compiling the base model takes 36 s
 # and saves a fifth; compiling the big model takes 57 s.
@@ -76,23 +77,44 @@ class Update:
     dtype: torch.dtype | None
     scaler: torch.amp.GradScaler
     ema: Mapping[str, Tensor] | None
+    gradients: Gradients = Gradients()  # how several processes share a step
 
     def compiled(self, dynamic: bool | None = False) -> "Update":
         """Return the same update with its loss compiled by torch.compile."""
         operators.introduce()
         return replace(self, loss=torch.compile(self.loss, dynamic=dynamic, options=compile_options()))
 
-    def __call__(self, batches: Sequence[Batch], scalars: StepScalars) -> Tensor:
+    def __call__(self, batches: Sequence[Batch], scalars: StepScalars, seed: int) -> Tensor:
         """Update the weights by the gradient of the mean loss over all labels; return `StepResult` as one tensor.
 
-        If the loss or the gradient is not finite, weights, optimizer state and moving average do not change.
+        `seed` is the seed of the step. The random numbers of a batch depend on it and on the number of the batch. If
+        the loss or the gradient is not finite, weights, optimizer state and moving average do not change.
         """
-        pairs = zip(batches, scalars.shares, strict=True)
-        losses = [self._backward(batch, scalars.labels, share) for batch, share in pairs]
+        losses = []
+        for number, batch in enumerate(batches):
+            torch.manual_seed(self.seed(seed, number))
+            losses.append(self.backward(batch, scalars, number))
+        return self.finish(losses, scalars)
+
+    def seed(self, step: int, number: int) -> int:
+        """Return the seed for the batch `number` of this process, in a step with the seed `step`."""
+        return batch_seed(step, self.gradients.number(number))
+
+    def backward(self, batch: Batch, scalars: StepScalars, number: int) -> Loss:
+        """Add the gradient of a batch, which is number `number` of this process in its step; return its loss."""
+        with self.gradients.sharing(number == len(scalars.shares) - 1):
+            with nullcontext() if self.dtype is None else torch.autocast(self.device.type, self.dtype):
+                loss = self.gradients.loss(self.loss, batch)
+            objective = loss.total / scalars.labels + loss.aux * scalars.shares[number]
+            self.scaler.scale(objective * self.gradients.scale if self.gradients.scale != 1 else objective).backward()
+        return Loss(*(value.detach() for value in loss))
+
+    def finish(self, losses: Sequence[Loss], scalars: StepScalars) -> Tensor:
+        """Update the weights and their moving average by the gradients; return `StepResult` as one tensor."""
         for part in self.optimizer.parts.values():
             self.scaler.unscale_(part)
-        total = torch.stack([loss.total.detach() for loss in losses]).sum()
-        nll = torch.stack([loss.nll.detach() for loss in losses]).sum()
+        sums = [torch.stack(values).sum() for values in zip(*((loss.total, loss.nll) for loss in losses), strict=True)]
+        total, nll = self.gradients.summed(torch.stack(sums)).unbind()
         try:
             norm = clip(self.model.parameters(), self.clip)
             self._change_weights(norm, norm.isfinite() & total.isfinite(), scalars.ema_decay)
@@ -101,12 +123,6 @@ class Update:
                 raise
             raise UpdateMemoryError(str(error)) from None
         return torch.stack([total, nll, norm.detach().to(total.dtype)])
-
-    def _backward(self, batch: Batch, labels: float | Tensor, share: float | Tensor) -> Loss:
-        with nullcontext() if self.dtype is None else torch.autocast(self.device.type, self.dtype):
-            loss = self.loss(batch)
-        self.scaler.scale(loss.total / labels + loss.aux * share).backward()
-        return loss
 
     def _change_weights(self, norm: Tensor, finite: Tensor, decay: float | Tensor) -> None:
         """Update weights and moving average, unless the loss or the gradient is not finite.
@@ -119,7 +135,7 @@ class Update:
                 for part in self.optimizer.parts.values():
                     self.scaler.step(part)
             self.scaler.update()
-        elif self.device.type == "cuda" and self.optimizer.capturable:
+        elif self.device.type == "cuda" and self.optimizer.capturable and self.gradients.eager is None:
             self.optimizer.step_if_finite(1 - finite.float())
             decay = torch.where(finite, decay, 1.0)
         else:
@@ -132,8 +148,8 @@ class Update:
 
     @torch.no_grad()
     def _update_average(self, ema: Mapping[str, Tensor], decay: float | Tensor) -> None:
-        weights = dict(self.model.named_parameters())
-        averages = [ema[name] for name in weights]
+        weights = {name: local(parameter) for name, parameter in self.model.named_parameters()}
+        averages = [local(ema[name]) for name in weights]
         if self.device.type == "cuda":  # a few kernels instead of one per parameter
             share = 1 - decay if isinstance(decay, Tensor) else torch.tensor(1 - decay, device=self.device)
             changes = torch._foreach_sub(list(weights.values()), averages)  # type: ignore[reportPrivateImportUsage]
@@ -175,8 +191,14 @@ class Eager(StepExecutor):
         device = self.update.device
         if device.type != "cpu":
             batches = [batch.to(device, non_blocking=True) for batch in batches]
-        torch.manual_seed(seed)
-        return StepResult(*self.update(batches, on_device(scalars, device)).unbind())
+        return StepResult(*self.update(batches, on_device(scalars, device), seed).unbind())
+
+
+def batch_seed(seed: int, number: int) -> int:
+    """Return the seed of the batch `number` in a step with the seed `seed`, which is also the seed of batch 0."""
+    if number == 0:
+        return seed
+    return int(np.random.SeedSequence([seed % 2**64, number]).generate_state(1, np.uint64)[0] >> np.uint64(1))
 
 
 def on_device(scalars: StepScalars, device: torch.device) -> StepScalars:
@@ -231,7 +253,11 @@ class CommonShape:
 
 
 class Captured(StepExecutor):
-    """Runs a whole training step as one CUDA graph, which is captured after a few eager steps."""
+    """Runs a whole training step as one CUDA graph, which is captured after a few eager steps.
+
+    If a step has several batches, each batch has a graph of its own, because the random numbers of a graph have one
+    seed. The last graph also updates the weights.
+    """
 
     def __init__(
         self,
@@ -246,7 +272,8 @@ class Captured(StepExecutor):
         self.emit, self.name, self.common = emit, name, common or CommonShape()
         self.stream = torch.cuda.Stream(update.device)
         self.warm, self.began = 0, time.perf_counter()
-        self.graph: torch.cuda.CUDAGraph | None = None
+        self.graph: torch.cuda.CUDAGraph | None = None  # of the last batch and the update of the weights
+        self.earlier: list[torch.cuda.CUDAGraph] = []  # of the batches before it
         self.batches: list[Batch] = []
         self.scalars: Tensor | None = None
         self.result: Tensor | None = None
@@ -255,7 +282,7 @@ class Captured(StepExecutor):
     def run(self, batches: Sequence[Batch], scalars: StepScalars, seed: int) -> StepResult:
         if self.failed is not None or not self.common.fits(batches):
             return self.odd.run(batches, scalars, seed)
-        if self.graph is None and self.warm < WARM:
+        if self.graph is None and self.warm < self.eager.update.gradients.warm:
             return self._warm_up(batches, scalars, seed)
         if self.graph is None and not self._capture(batches, scalars):
             return self.odd.run(batches, scalars, seed)
@@ -265,8 +292,9 @@ class Captured(StepExecutor):
         for static, batch in zip(self.batches, batches, strict=True):
             static.fill(batch)
         self.scalars.copy_(pinned(scalars.flat()), non_blocking=True)
-        torch.manual_seed(seed)
-        self.graph.replay()
+        for number, graph in enumerate([*self.earlier, self.graph]):
+            torch.manual_seed(self.eager.update.seed(seed, number))
+            graph.replay()
         return StepResult(*self.result.clone().unbind())  # every replay overwrites the same result tensor
 
     def _warm_up(self, batches: Sequence[Batch], scalars: StepScalars, seed: int) -> StepResult:
@@ -275,7 +303,7 @@ class Captured(StepExecutor):
         self.warm += 1
         self.stream.wait_stream(current)
         with torch.cuda.stream(self.stream):
-            if self.warm < WARM:
+            if self.warm < self.eager.update.gradients.warm:
                 result = self.eager.run(batches, scalars, seed)
             else:
                 result, self.failed = graphs.watched(lambda: self.eager.run(batches, scalars, seed))
@@ -283,29 +311,39 @@ class Captured(StepExecutor):
         return result
 
     def _capture(self, batches: Sequence[Batch], scalars: StepScalars) -> bool:
-        """Capture a step as a CUDA graph without running it; if that fails, store the reason and return False."""
+        """Capture a step as CUDA graphs without running it; if that fails, store the reason and return False."""
         device = self.stream.device
         self.batches = [batch.copy_to(device) for batch in batches]
         self.scalars = torch.tensor(scalars.flat(), dtype=torch.float32, device=device)
+        losses: dict[int, Loss] = {}
 
-        def step() -> None:
+        def step(number: int) -> None:
             assert self.scalars is not None
-            self.result = self.eager.update(self.batches, StepScalars.of(self.scalars))
+            update, inputs = self.eager.update, StepScalars.of(self.scalars)
+            losses[number] = update.backward(self.batches[number], inputs, number)
+            if number == len(self.batches) - 1:
+                self.result = update.finish([losses[each] for each in range(len(losses))], inputs)
 
         try:
-            self.graph = graphs.capture(step, self.stream)
+            pool = None  # one memory pool for all graphs, because each of them reads what the ones before it computed
+            for number in range(len(batches)):
+                graph = graphs.capture(lambda number=number: step(number), self.stream, pool)
+                pool = graph.pool()
+                self.earlier.append(graph)
         except Exception as error:
             self.release()
             self.failed = summary(error)
             self.eager.update.optimizer.zero()
             torch.cuda.synchronize(device)
             return False
+        self.graph = self.earlier.pop()
         self.emit("executor", executor=self.name, seconds=time.perf_counter() - self.began)
         return True
 
     def release(self) -> None:
         """Free the memory of the graph; the next call of `run` captures it again."""
         self.graph, self.batches, self.scalars, self.result = None, [], None, None
+        self.earlier = []
 
 
 class Quickest(StepExecutor):
@@ -390,6 +428,8 @@ def capture_obstacle(update: Update, one_shape: bool) -> str | None:
     """Return why training steps cannot be captured as a CUDA graph, or None if no obstacle is known."""
     if not one_shape:
         return "the batches have many shapes (data.batching)"
+    if update.gradients.unused:
+        return "some weights receive no gradient, which the processes exchange at every step"
     if update.scaler.is_enabled():
         return "float16 scales the loss on the host (train.precision)"
     if not update.optimizer.capturable:
@@ -403,6 +443,9 @@ def choose_executor(
     update: Update, one_shape: bool, compiles: bool | None, time_left: TimeLeft, emit: Emit
 ) -> StepExecutor:
     """Return the fastest step executor. `compiles` is the setting `train.compile`; None compiles if it saves time."""
+    if update.gradients.eager is not None:
+        emit("executor", executor="eager", why=update.gradients.eager)
+        return Eager(update)
     if update.device.type == "cuda":
         why = capture_obstacle(update, one_shape)
         if why is None:

@@ -10,6 +10,7 @@ import torch
 from regard.data.loader import Place
 from regard.data.objectives import Item
 from regard.training.executor import StepResult
+from regard.training.parallel.group import ALONE, Group
 from regard.training.ranking import Metrics
 
 
@@ -50,10 +51,11 @@ class LogWindow:
         for (loss, norm), labels, begin in zip(numbers, self.labels[first:], self.begins[first:], strict=True):
             yield StepRecord(*begin, loss / labels, norm)
 
-    def metrics(self, scaled: bool) -> Metrics:
+    def metrics(self, scaled: bool, group: Group = ALONE) -> Metrics:
         """Return the mean metrics, without steps that were skipped because their loss or gradient is not finite.
 
-        If `scaled` is true, a step with an infinite gradient in float16 is skipped too, but its loss counts.
+        If `scaled` is true, a step with an infinite gradient in float16 is skipped too, but its loss counts. The
+        results are those of all processes in `group`, but each process counts the padding of its own batches.
         """
         seconds = time.perf_counter() - self.began
         losses, nlls, norms = (torch.stack(values).double() for values in zip(*self.results, strict=True))
@@ -61,11 +63,12 @@ class LogWindow:
         done = losses.isfinite() & norms.isfinite()
         counted = losses.isfinite() if scaled else done
         skipped = int((~done).sum())
+        places, padding = group.sums([self.places, self.padding])
         return {
             "loss": float(losses[counted].sum() / labels[counted].sum()),
             "nll": float(nlls[counted].sum() / labels[counted].sum()),
             **({"gradient": float(norms[done].mean())} if skipped < len(norms) else {}),
             **({"skipped": skipped} if skipped else {}),
             "tokens_per_second": sum(self.labels) / seconds,
-            "padding": self.padding / self.places,
+            "padding": padding / places,
         }

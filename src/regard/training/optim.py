@@ -1,7 +1,7 @@
 """Specs that build torch's optimizers, with parameter groups with and without weight decay."""
 
 from abc import abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -93,8 +93,11 @@ class Optimizer:
             for key, value in entries.items()
         }
 
-    def load(self, saved: Mapping[str, Tensor]) -> None:
-        """Load the state of all optimizers, in the format of `state`."""
+    def load(self, saved: Mapping[str, Tensor], placed: Callable[[Tensor, Tensor], Tensor] = lambda t, _: t) -> None:
+        """Load the state of all optimizers, in the format of `state`.
+
+        `placed(tensor, parameter)` returns what this process stores of a whole tensor, if several processes share it.
+        """
         entries = [key.split(".", 2) for key in saved]
         if any(len(entry) < 3 or entry[0] not in self.parts or not entry[1].isdecimal() for entry in entries):
             raise DataError(f"the saved optimizer state is not that of {' and '.join(self.parts)}")
@@ -111,7 +114,11 @@ class Optimizer:
             parameters = [parameter for group in part.param_groups for parameter in group["params"]]
             if type(part).__module__.startswith(("torch.", "regard.")):  # an optimizer of yours may differ
                 _check_states({parameters[number]: state for number, state in states.items()})
-            part.load_state_dict({"state": states, "param_groups": known["param_groups"]})
+            placed_states = {
+                number: {entry: placed(value, parameters[number]) for entry, value in state.items()}
+                for number, state in states.items()
+            }
+            part.load_state_dict({"state": placed_states, "param_groups": known["param_groups"]})
 
 
 WHOLE = {"exp_avg", "exp_avg_sq", "momentum_buffer", "variance"}  # entries with the shape of their parameter
@@ -253,6 +260,8 @@ def clip(parameters: Iterable[Tensor], most: float) -> Tensor:
     """Clip the gradients to a norm of at most `most`, or not at all if `most` is 0. Return the norm before clipping."""
     trained = [p for p in parameters if p.grad is not None]
     norm = nn.utils.get_total_norm([p.grad for p in trained if p.grad is not None], foreach=True)
+    if hasattr(norm, "full_tensor"):  # of gradients that are sharded over several processes
+        norm = norm.full_tensor()  # type: ignore[reportAttributeAccessIssue]
     # On a CPU, reading the norm costs nothing, and avoids multiplying the gradients by 1 if the norm is small.
     small = norm.device.type == "cpu" and bool(norm + ROUNDING <= most)
     if most > 0 and not small:

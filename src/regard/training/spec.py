@@ -10,6 +10,7 @@ from regard.training.schedule import InverseSqrt, Schedule
 from regard.tree import Spec
 
 Precision = Literal["auto", "float32", "bfloat16", "float16"]
+Parallel = Literal["replicate", "shard"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +28,9 @@ class TrainSpec(Spec):
     # Gradient accumulation: number of batches per step. The gradient is the same as for one large batch, except that
     # auxiliary losses (and the capacity of experts) are computed for each batch.
     accumulate: int = 1
+    # In several processes: replicate (every process has all weights) or shard (each has a part of them, for models that
+    # do not fit on one GPU). The processes share the batches of a step, so `accumulate` is a multiple of their number.
+    parallel: Parallel = "replicate"
     clip: float = 1.0  # largest norm of the gradient; 0: no clipping
     precision: Precision = "auto"  # auto: bfloat16 (or float16) on CUDA, float32 elsewhere
     ema: float = 0.0  # decay of a moving average of the weights, which is validated and saved; 0: no average
@@ -77,6 +81,11 @@ class TrainSpec(Spec):
             not (self.checkpoint_layers and self.compile),
             "compile",
             "cannot be combined with checkpoint_layers, whose steps run eagerly; leave one of the two out",
+        )
+        require(
+            not (self.parallel == "shard" and self.compile),
+            "compile",
+            "cannot be combined with parallel = shard, whose steps run eagerly; leave one of the two out",
         )
         require(-(2**63) <= self.seed < 2**63, "seed", "must fit in 64 bits")
         too_many = self.choose == "last" and self.average > self.keep

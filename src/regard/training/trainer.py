@@ -38,6 +38,9 @@ from regard.training.executor import (
 from regard.training.log_window import LogWindow
 from regard.training.mfu import peak, utilisation
 from regard.training.out_of_memory import MemoryShortage, RowMemoryError, SplitSteps
+from regard.training.parallel.gradients import check_batches, share
+from regard.training.parallel.group import ALONE, Group
+from regard.training.parallel.sharded_checkpoint import host_copy
 from regard.training.progress import Progress
 from regard.training.ranking import LOSS, Criterion, Metrics, order
 from regard.training.recovery import Recovery, newest_whole, reason
@@ -95,6 +98,7 @@ class Trainer:
         trained: bool = False,
         plain: bool = False,
         checkpoints: CheckpointPolicy = CheckpointPolicy(),
+        group: Group = ALONE,
         decoders: Decoders = MappingProxyType({}),
     ) -> None:
         """`measure(model)` returns the validation metrics, including `criterion`. If it is None, nothing is validated.
@@ -103,7 +107,9 @@ class Trainer:
         `began` is the `time.monotonic()` at which a time budget starts. If `trained` is true, the initial weights are
         already trained. They are validated before the first step, and they become the final weights if no later
         checkpoint is better. If `plain` is true, training does not use the kernels of `regard.fast`, compilation or
-        CUDA graphs. `decoders` decode the token ids of batches that are stored because their loss is not finite.
+        CUDA graphs. `group` has the processes that train the model together: each computes some batches of every step,
+        and rank 0 validates and writes all files. `decoders` decode the token ids of batches that are stored because
+        their loss is not finite.
         """
         assert spec.steps, "resolved before training"
         self.model, self.spec, self.loader, self.folder = model, spec, loader, folder
@@ -111,17 +117,20 @@ class Trainer:
         self.trained, self.checkpoints, self.decoders = trained, checkpoints, decoders
         self.checkpointed = time.monotonic()  # time of the last checkpoint
         self.settled = False  # True: steps have their usual speed; the first steps, and steps that compile, are slower
-        self.device = next(model.parameters()).device
+        self.group = group
+        self.device = group.device or next(model.parameters()).device
         self.plain = plain
         if plain and spec.compile:
             raise SpecError(
                 "train.compile",
                 "has no effect with --plain, which runs the model as it is written; leave one of the two out",
             )
+        check_batches(spec.accumulate, group, spec.parallel == "shard")
         if not plain:
             fast.install(model, self.device)
         if spec.checkpoint_layers:
             checkpoint_blocks(model)
+        self.gradients = share(model, spec, group, plain, self.lacks_gradients)
         self.budget = Budget(spec.time, began)
         if spec.optimizer is None:
             raise SpecError("train.optimizer", "is not chosen yet; give one, such as AdamW(1e-3)")
@@ -138,7 +147,7 @@ class Trainer:
         self.saver = BackgroundSaver()
         self.validating = False
         self.update = Update(
-            model, model.loss, self.optimizer, spec.clip, self.device, self.dtype, self.scaler, self.ema
+            model, model.loss, self.optimizer, spec.clip, self.device, self.dtype, self.scaler, self.ema, self.gradients
         )
         self.executor: StepExecutor = Eager(self.update)
         self.splitter = SplitSteps(self.executor, self.update, self.emit, self.progress.parts)
@@ -146,6 +155,11 @@ class Trainer:
     def resume(self, recovery: Recovery | None = None) -> bool:
         """Load the newest checkpoint that is whole (`recovery`), and return True; return False if there is none."""
         recovery = recovery or newest_whole(self.folder)
+        found = None if recovery is None else recovery.progress.step
+        if self.group.alone(lambda: found) != found:
+            raise DataError(
+                f"{self.folder.path} differs between the processes; train in a folder that all machines share"
+            )
         if recovery is None:
             return False
         self.progress = progress = recovery.progress
@@ -155,11 +169,10 @@ class Trainer:
         if self.ema is not None:
             for name, tensor in weights.items():
                 if name in self.ema:
-                    self.ema[name].copy_(tensor)
-            weights = {name.removeprefix("raw."): t for name, t in trainer.items() if name.startswith("raw.")}
+                    self.ema[name].copy_(self.gradients.placed(tensor, self.ema[name]))
+            weights = without_prefix(trainer, "raw.")
         self._load_weights(weights)
-        states = {name.removeprefix("optimizer."): t for name, t in trainer.items() if name.startswith("optimizer.")}
-        self.optimizer.load(states)
+        self.optimizer.load(without_prefix(trainer, "optimizer."), self.gradients.placed)
         for metrics in self.progress.scores.values():  # changes only checkpoints of versions without `reached`
             self.progress.reached |= improvements(self.progress.reached, metrics, self.criterion)
         if self.progress.scaler:
@@ -171,13 +184,23 @@ class Trainer:
 
     def _load_weights(self, weights: Mapping[str, Tensor]) -> None:
         try:
-            self.model.load_state_dict(weights)
+            self.gradients.load(self.model, weights)
         except RuntimeError as error:
             problem = " ".join(str(error).split())[:200]
             raise DataError(
                 f"{self.folder.path}: the weights of step {self.progress.step} do not fit the model of recipe.json "
                 f"({problem}); restore both from a copy"
             ) from None
+
+    def lacks_gradients(self) -> bool:
+        """Return whether the loss of the first batch depends on some weights not at all."""
+        batch = self.loader.item(self.loader.plan(0), 0).batch.to(self.device)
+        self.model.train()
+        loss = self.model.loss(batch)
+        (loss.total + loss.aux).backward()
+        lacking = any(parameter.requires_grad and parameter.grad is None for parameter in self.model.parameters())
+        self.model.zero_grad(set_to_none=True)
+        return lacking
 
     @property
     def steps(self) -> int:
@@ -212,8 +235,11 @@ class Trainer:
             self.executor = choose_executor(
                 self.update, self.loader.one_shape, self.spec.compile, self.seconds_left, self.emit
             )
-        self.splitter = SplitSteps(self.executor, self.update, self.emit, progress.parts)
-        self.prefetch = Prefetch(self.loader, progress.place, pinned=self.device.type == "cuda")
+        if self.group.device is None:
+            self.splitter = SplitSteps(self.executor, self.update, self.emit, progress.parts)
+        else:  # the other processes could not repeat their part of a step
+            self.splitter = self.executor
+        self.prefetch = self.batches()
         self.counts()  # discards earlier counts
         self.budget.validated = self.checkpointed = time.monotonic()
         if self.trained and progress.step == 0 and not progress.scores and self.measure is not None:
@@ -226,9 +252,9 @@ class Trainer:
                 if progress.step % self.spec.log_every == 0:
                     self.note_window()
                 self.saver.check()
-                progress.steps = min(self.spec.steps or 0, self.budget.steps(progress.step, progress.steps))
+                progress.steps = self.last_step()
                 self.validate_and_save()
-                why = stop()
+                why = self.group.reason(stop())
                 if why and progress.step < self.steps and not self.exhausted():
                     self.note_window()  # raises an error if training has diverged, before such weights are saved
                     self.save(regular=False)
@@ -244,12 +270,25 @@ class Trainer:
         elif self.steps < (self.spec.steps or 0):
             why = "time budget used"
         if self.checkpoints.final:
-            steps, weights, scores = self.final_weights()
-            about = {"steps": json.dumps(steps), "scores": json.dumps(scores)}
-            self.folder.save_final(weights, about)
-            self.folder.prune({*progress.saved, *progress.best}, progress.step)  # older ones are no longer resumed
+            self.group.alone(self.save_final)
         self.emit("end", finished=True, why=why)
         return Outcome(True, why, progress.step)
+
+    def batches(self) -> Prefetch:
+        """Return the batches after those already trained on; those of other processes are None."""
+        size, pinned = self.group.size, self.device.type == "cuda"
+        if size == 1:
+            return Prefetch(self.loader, self.progress.place, pinned)
+
+        def own(number: int) -> bool:
+            return number % self.spec.accumulate % size == self.group.rank
+
+        return Prefetch(self.loader, self.progress.place, pinned, 8 * size, own)
+
+    def last_step(self) -> int:
+        """Return the step at which training ends; with a time budget, rank 0 estimates it anew."""
+        planned = min(self.spec.steps or 0, self.budget.steps(self.progress.step, self.progress.steps))
+        return int(self.group.first([planned])[0]) if self.spec.time else planned
 
     def exhausted(self) -> bool:
         """Return whether to stop early, after `patience` validations without improvement."""
@@ -263,14 +302,15 @@ class Trainer:
         place = progress.place
         self.model.train()
         items: list[Item] = []
+        counts = []
         for _ in range(self.spec.accumulate):
             item, progress.place = self.prefetch.next()
-            items.append(item)
-        counts = [self.count_labels(item) for item in items]
-        labels = sum(counts)
+            counts.append(0 if item is None else self.count_labels(item))
+            items += [] if item is None else [item]
+        labels = sum(int(count) for count in self.group.sums(counts))
         # The decay is small at first, so that the moving average soon forgets the untrained weights.
         decay = min(self.spec.ema, (1 + progress.step) / (10 + progress.step))
-        scalars = StepScalars(float(labels), decay, [count / labels for count in counts])
+        scalars = StepScalars(float(labels), decay, [self.count_labels(item) / labels for item in items])
         self.optimizer.set_rates(self.schedule().factor(progress.step, self.steps))
         result = self.splitter.run([item.batch for item in items], scalars, step_seed(self.spec.seed, progress.step))
         self.window.add(progress.step, place, items, result, labels)
@@ -295,7 +335,9 @@ class Trainer:
             why = not_finite(record, scaled)
             progress.skipped = progress.skipped + 1 if why else 0
             if why:
-                file = store(self.folder, self.loader, record, self.spec.accumulate, self.decoders)
+                file = None
+                if self.group.leads:
+                    file = store(self.folder, self.loader, record, self.spec.accumulate, self.decoders)
                 event = {"problem": why, "loss": record.loss, "gradient": record.gradient, "file": file}
                 self.emit("skipped", **{"step": record.step} | event)
             if progress.skipped >= self.spec.max_skipped:
@@ -324,13 +366,14 @@ class Trainer:
             return
         waited = time.perf_counter()
         self.check_steps()
-        metrics = self.window.metrics(self.scaler.is_enabled())  # waits for the device
+        metrics = self.window.metrics(self.scaler.is_enabled(), self.group)  # waits for the device
         counts = self.counts()
         self.progress.seconds += time.perf_counter() - waited
         if self.device.type == "cuda":
             metrics["memory_gb"] = torch.cuda.max_memory_allocated(self.device) / 1e9
         if self.flops_per_token and self.peak:
-            metrics["mfu"] = utilisation(self.flops_per_token, metrics["tokens_per_second"], self.peak)
+            speed = metrics["tokens_per_second"] / self.group.size
+            metrics["mfu"] = utilisation(self.flops_per_token, speed, self.peak)
         state = {"steps": self.steps, "learning_rate": self.optimizer.rate, "epoch": self.progress.place.epoch}
         self.emit("step", **counts | state | {"labels": self.progress.labels} | metrics)
         if self.device.type != "cpu":
@@ -354,12 +397,17 @@ class Trainer:
         for part in self.reporting:
             for name, count in part.report().items():
                 totals[name] = totals[name] + count if name in totals else count
-        return {name: total.item() for name, total in totals.items()}
+        sums = self.group.sums([total.item() for total in totals.values()])
+        return {name: type(total.item())(value) for (name, total), value in zip(totals.items(), sums, strict=True)}
 
     def validate_and_save(self) -> None:
         """Validate the model if that is due after this step, and write a checkpoint if that is due."""
         step = self.progress.step
-        due = self.budget.due() if self.spec.time else step % (self.spec.validate_every or self.steps) == 0
+        due = (
+            bool(self.group.first([self.budget.due()])[0])
+            if self.spec.time
+            else step % (self.spec.validate_every or self.steps) == 0
+        )
         due = due or step == self.steps
         if due and self.measure is not None:
             self.note_window()
@@ -375,9 +423,9 @@ class Trainer:
         """Validate the model, rank the step among those validated, and record whether criterion or loss improved."""
         assert self.measure is not None
         progress, began = self.progress, time.perf_counter()
-        self.model.eval()
         with self.averaged():
-            metrics = self.metrics()
+            model = self.gradients.whole(self.model)
+            metrics = self.group.alone(lambda: self.metrics(model))
         progress.scores[progress.step] = metrics
         better = improvements(progress.reached, metrics, self.criterion)
         progress.reached |= better
@@ -388,11 +436,11 @@ class Trainer:
         self.emit("valid", best=progress.best[0], seconds=progress.validation, **metrics)
 
     @torch.no_grad()
-    def metrics(self) -> Metrics:
-        """Return the metrics of the model on the validation text."""
+    def metrics(self, model: Model) -> Metrics:
+        """Return the metrics of a model on the validation text."""
         assert self.measure is not None
         self.validating = True
-        metrics = self.measure(self.model)
+        metrics = self.measure(model.eval())
         self.validating = False
         return metrics
 
@@ -435,9 +483,24 @@ class Trainer:
         tensors = {f"optimizer.{name}": tensor for name, tensor in self.optimizer.state().items()}
         if self.ema is not None:
             tensors |= {f"raw.{name}": tensor for name, tensor in self.model.state_dict().items()}
-        trainer = HostCopy(tensors)
+        trainer = host_copy(tensors, self.folder.path, self.group)
         with self.averaged():
-            weights = HostCopy(self.model.state_dict())
+            weights = host_copy(self.model.state_dict(), self.folder.path, self.group)
+        if trainer is not None and weights is not None:
+            self.start_saving(weights, trainer)
+        self.checkpointed = time.monotonic()
+        self.emit("save")
+
+    def save_final(self) -> None:
+        """Choose the final weights and write them."""
+        steps, weights, scores = self.final_weights()
+        self.folder.save_final(weights, {"steps": json.dumps(steps), "scores": json.dumps(scores)})
+        kept = {*self.progress.saved, *self.progress.best}
+        self.folder.prune(kept, self.progress.step)  # older ones are no longer resumed
+
+    def start_saving(self, weights: HostCopy, trainer: HostCopy) -> None:
+        """Write a checkpoint in the background."""
+        progress = self.progress
         step, record, kept = progress.step, progress.record(), {*progress.saved, *progress.best}
 
         def write() -> None:
@@ -446,8 +509,6 @@ class Trainer:
                 self.folder.prune(kept, step, self.spec.keep_state)
 
         self.saver.start(write)
-        self.checkpointed = time.monotonic()
-        self.emit("save")
 
     def final_weights(self) -> tuple[list[int], dict[str, Tensor], Metrics]:
         """Return steps, weights and metrics of the averaged checkpoints, or of the best checkpoint if it is better."""
@@ -459,9 +520,9 @@ class Trainer:
         weights = mean(read_weights(self.folder.weights(step)) for step in steps)
         if self.measure is None:
             return steps, weights, {}
-        self.model.load_state_dict(weights)
-        self.model.eval()
-        scores = self.metrics()
+        model = self.gradients.replaceable(self.model)
+        model.load_state_dict(weights)
+        scores = self.metrics(model)
         reached = progress.reached | improvements(progress.reached, scores, self.criterion)
         first = order(measured | {MEAN: scores}, self.criterion, reached)[0]
         self.emit("final", steps=steps, kept=steps if first == MEAN else [first], **scores)
@@ -495,6 +556,11 @@ class Trainer:
         record = {"event": event, "step": progress.step, "time": progress.seconds, "clock": clock} | values
         for watcher in self.watchers:
             watcher.note(record)
+
+
+def without_prefix(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    """Return the tensors whose names begin with `prefix`, named without it."""
+    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
 
 
 def step_seed(seed: int, step: int) -> int:

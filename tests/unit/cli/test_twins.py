@@ -11,6 +11,7 @@ import regard
 from regard.cli.base import app
 
 PRINTS = {"as_json": "a function returns its result", "help": "see help(function)"}
+PROCESSES = dict.fromkeys(("gpus", "ranks"), "torchrun starts a script that calls the function")
 # Parameters of commands that are not keywords of the function, with the keyword that replaces them or the reason.
 ONLY_COMMAND: Mapping[str, Mapping[str, str]] = {
     "translate": PRINTS | {"runs": "run, texts", "stream": "TrainedModel.stream returns an iterator"},
@@ -18,8 +19,8 @@ ONLY_COMMAND: Mapping[str, Mapping[str, str]] = {
     "classify": PRINTS | {"file": "texts"},
     "score": PRINTS | {"source": "texts", "target": "texts", "outputs": "texts"},
     "evaluate": PRINTS,
-    "train": PRINTS | {"no_cache": "cache"},
-    "resume": PRINTS | {"run": "path"},
+    "train": PRINTS | PROCESSES | {"no_cache": "cache"},
+    "resume": PRINTS | PROCESSES | {"run": "path"},
     "ablate": PRINTS,
     "serve": PRINTS,
     "compare": PRINTS | {"plot": "RunComparison.plot"},

@@ -34,6 +34,7 @@ from regard.training.executor import (
 )
 from regard.training.optim import AdamW, Optimizer, clip
 from regard.training.out_of_memory import MemoryShortage
+from regard.training.parallel.gradients import WARM
 
 CPU = torch.device("cpu")
 SMALL: dict[str, Any] = {"vocab": 20, "d_model": 16, "heads": 2, "encoder.depth": 1, "decoder.depth": 1}
@@ -184,11 +185,17 @@ class Graph:
         self.replays += 1
         self.step()
 
+    def pool(self) -> str:
+        return "a pool"
 
-def record_capture(step: Callable[[], object], stream: Stream) -> Graph:
+
+def record_capture(step: Callable[[], object], stream: Stream, pool: str | None) -> Graph:
     """Simulate a capture, which does not run the step but allocates its result."""
-    cells = inspect.unwrap(step).__closure__ or ()
-    (owner,) = [cell.cell_contents for cell in cells if isinstance(cell.cell_contents, Captured)]
+    (inner,) = [cell.cell_contents for cell in step.__closure__ or ()]
+    (owner,) = [
+        cell.cell_contents for cell in inspect.unwrap(inner).__closure__ if isinstance(cell.cell_contents, Captured)
+    ]
+    assert (pool is None) == (owner.earlier == [])
     owner.result = torch.zeros(3, dtype=torch.float64)
 
     def run() -> None:
@@ -235,9 +242,8 @@ def test_captured_step_equals_an_eager_step(graphs: list[Graph], each: int) -> N
     for a, b in zip(actual, expected, strict=True):
         torch.testing.assert_close(torch.stack([*a]), torch.stack([*b]), rtol=1e-6, atol=1e-9)
     assert events.names == ["graph"]
-    (graph,) = graphs
     alike = len(batches) - 1 if each == 1 else 7  # of the shape that was met again first
-    assert graph.replays == alike - 1 - executor.WARM
+    assert [graph.replays for graph in graphs] == [alike - 1 - WARM] * each
 
 
 def test_a_step_that_synchronises_is_never_captured(graphs: list[Graph], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -251,7 +257,7 @@ def test_a_step_that_synchronises_is_never_captured(graphs: list[Graph], monkeyp
 
 
 def test_steps_run_eagerly_after_a_failed_capture(graphs: list[Graph], monkeypatch: pytest.MonkeyPatch) -> None:
-    def fails(step: Callable[[], object], stream: Stream) -> Graph:
+    def fails(step: Callable[[], object], stream: Stream, pool: str | None) -> Graph:
         raise RuntimeError("not permitted when stream is capturing")
 
     monkeypatch.setattr(executor.graphs, "capture", fails)
@@ -266,13 +272,11 @@ def test_steps_run_eagerly_after_a_failed_capture(graphs: list[Graph], monkeypat
 
 @pytest.mark.parametrize(("left", "compiles"), [(190.0, False), (210.0, True)])
 def test_compilation_starts_only_if_it_saves_time(graphs: list[Graph], left: float, compiles: bool) -> None:
-    events, before = Events(), 1 + executor.WARM + executor.TIMED
+    events, before = Events(), 1 + WARM + executor.TIMED
     quickest = Quickest(update(model()), events, lambda _: left, None)
     run(quickest, [[FIRST]] * (before + 8))
     assert events.names == ["graph", *(["compiling", "compiled graph"] if compiles else [])]
-    assert [graph.replays for graph in graphs] == (
-        [1 + executor.TIMED, 7 - executor.WARM] if compiles else [executor.TIMED + 8]
-    )
+    assert [graph.replays for graph in graphs] == ([1 + executor.TIMED, 7 - WARM] if compiles else [executor.TIMED + 8])
     assert (quickest.plain.graph is None) == compiles  # whose memory is given back
 
 
@@ -282,7 +286,7 @@ def test_train_compile_false_never_compiles_and_true_compiles_at_once(graphs: li
         run(Quickest(update(model()), events, lambda _: 1e9, compiles), [[FIRST]] * 10)
     assert never.names == ["graph"]
     assert now.names == ["compiling", "compiled graph"]
-    assert [graph.replays for graph in graphs] == [9 - executor.WARM] * 2
+    assert [graph.replays for graph in graphs] == [9 - WARM] * 2
 
 
 def test_batches_of_other_shapes_run_without_compilation(graphs: list[Graph], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -308,7 +312,7 @@ def test_a_failed_compilation_falls_back_to_the_plain_graph(
     torch.testing.assert_close(weights(tested.model), weights(reference.model), rtol=1e-6, atol=1e-9)
     assert events.names == ["compiling", "graph", "graph"]
     assert "no compiler here" in events[1]["why"]
-    assert [graph.replays for graph in graphs] == [9 - 1 - 2 - executor.WARM]
+    assert [graph.replays for graph in graphs] == [9 - 1 - 2 - WARM]
 
 
 def test_capture_obstacles_are_named() -> None:
@@ -357,15 +361,15 @@ def test_no_part_of_an_optimizer_steps_if_one_gradient_overflows(overflow: float
     }
     scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
     step = Update(network, network.loss, Optimizer(network, parts), 1.0, CPU, None, scaler, None)
-    step([FIRST], scalars(FIRST))
+    step([FIRST], scalars(FIRST), 1)
     before = weights(network)
     hook = table.register_hook(lambda gradient: gradient.fill_(overflow))
-    norm = step([FIRST], scalars(FIRST))[-1]
+    norm = step([FIRST], scalars(FIRST), 1)[-1]
     assert not norm.isfinite()
     assert step.scaler.get_scale() == 4.0
     assert torch.equal(weights(network), before)
     hook.remove()
-    step([FIRST], scalars(FIRST))
+    step([FIRST], scalars(FIRST), 1)
     assert not torch.equal(weights(network), before)
     assert weights(network).isfinite().all()
 
