@@ -45,7 +45,7 @@ LAYERS = (
     ("runs",),
     ("serving",),
     ("demo",),
-    ("ablation", "bench"),
+    ("ablation", "bench", "doctor"),
     ("cli",),
     ("__main__",),
 )

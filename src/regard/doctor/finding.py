@@ -85,7 +85,7 @@ MOST_LINES = 1000
 
 
 def quoted(text: str, width: int = WIDTH) -> str:
-    """Return a text in quotation marks on one line, shortened to `width` characters, with escapes for invisible ones."""
+    """Return a text in quotation marks, shortened to `width` characters, with escapes for invisible characters."""
     line = "".join(char if char.isprintable() else ascii(char)[1:-1] for char in text[: width + 1])
     return f'"{line[: width - 3]}..."' if len(text) > width else f'"{line}"'
 
@@ -102,3 +102,10 @@ def numbered(lines: Sequence[int], most: int = 8) -> str:
         return f"line {lines[0]:,}"
     listed = ", ".join(f"{line:,}" for line in lines[:most])
     return f"lines {listed}" + (f" and {len(lines) - most:,} more" if len(lines) > most else "")
+
+
+def counted(count: int, column: str, verb: str = "is are") -> str:
+    """Return a number of texts of a column with a verb, such as "1 source text is" or "3 texts are"."""
+    one, more = verb.split()
+    name = "" if column == "text" else f"{column} "
+    return f"{count:,} {name}{f'text {one}' if count == 1 else f'texts {more}'}"

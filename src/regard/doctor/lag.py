@@ -110,9 +110,7 @@ def pair_costs(source: Features, target: Features, lags: np.ndarray) -> np.ndarr
     for column, lag in enumerate(lags.tolist()):
         first, last = max(0, -lag), min(count, len(target.lengths) - lag)
         here, there = slice(first, last), slice(first + lag, last + lag)
-        residuals[here, column] = (
-            np.log((target.lengths[there] + SOFT) / (source.lengths[here] + SOFT)) - ratio
-        )
+        residuals[here, column] = np.log((target.lengths[there] + SOFT) / (source.lengths[here] + SOFT)) - ratio
         equal = source.numbers[here] == target.numbers[there]
         numbers = np.where(source.numbers[here] != 0, np.where(equal, -NUMBER, NO_NUMBER), 0.0)
         endings = np.where(source.endings[here] == target.endings[there], -same, -other)

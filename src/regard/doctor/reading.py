@@ -1,10 +1,10 @@
 """Read training text tolerantly: lines that are no valid text are recorded and replaced, not refused."""
 
+import json
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-import json
 from typing import Any
 
 from regard.data.objectives import Objective
@@ -223,9 +223,7 @@ def _table(
     return _parsed(file, names, parse, skip=int(header))
 
 
-def _parsed(
-    file: TextFile, names: tuple[str, ...], parse: Callable[[str], tuple[str, ...]], skip: int = 0
-) -> Part:
+def _parsed(file: TextFile, names: tuple[str, ...], parse: Callable[[str], tuple[str, ...]], skip: int = 0) -> Part:
     """Return the examples that `parse` finds in the lines of a file; a line that it refuses is malformed."""
     records, numbers, malformed = list[tuple[str, ...]](), list[int](), list[tuple[int, str]]()
     for number, line in enumerate(file.lines[skip:], skip + 1):

@@ -15,6 +15,12 @@ from regard.doctor.checks.markup import controls, markup, mojibake
 from regard.doctor.checks.overlap import overlap
 from regard.doctor.checks.swapped import swapped
 from regard.doctor.checks.unseen import unseen
+from regard.doctor.run_record import Symptom
+from regard.doctor.symptoms.divergence import divergence, gradients
+from regard.doctor.symptoms.fitting import fitting
+from regard.doctor.symptoms.learning_rate import learning_rate
+from regard.doctor.symptoms.outputs import collapse, copying, endings, source_use
+from regard.doctor.symptoms.scores import ending, leak, worse_than_baseline
 
 TEXT_CHECKS = (
     TextCheck("encoding", encoding),
@@ -36,3 +42,20 @@ TEXT_CHECKS = (
     TextCheck("labels", labels, is_labelled),
     TextCheck("amount", amount),
 )
+
+SYMPTOMS = (
+    Symptom("divergence", divergence),
+    Symptom("learning rate", learning_rate),
+    Symptom("gradients", gradients),
+    Symptom("outputs", collapse),
+    Symptom("copies", copying),
+    Symptom("use of the source", source_use),
+    Symptom("validation text", leak),
+    Symptom("baselines", worse_than_baseline),
+    Symptom("endings", endings),
+    Symptom("fitting", fitting),
+    Symptom("ending", ending),
+)
+
+# Checks of the training text of a run that explain symptoms of the run.
+CAUSES = ("alignment", "copies", "many targets", "exchanged sides", "labels")

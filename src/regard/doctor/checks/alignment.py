@@ -40,7 +40,7 @@ def _unequal(part: Part, found: list[Span]) -> Finding:
         message += f"; line 1 of {source} belongs to line {1 + found[0].lag:,} of {target}"
     else:
         message += f"; they agree, so the end of {source if counts[0] < counts[1] else target} is missing"
-    return Finding("alignment", "error", message, _evidence(part, found), _repair(part, found), breaks)
+    return Finding("alignment", "error", message, _evidence(part, found), _repair(found), breaks)
 
 
 def _shifted(part: Part, found: list[Span]) -> Finding:
@@ -50,7 +50,7 @@ def _shifted(part: Part, found: list[Span]) -> Finding:
     if len(shifted) > 1:
         message += f", and {len(shifted) - 1} more spans"
     breaks = tuple(span.first + 1 for span in shifted)
-    return Finding("alignment", "error", message, _evidence(part, shifted), _repair(part, found), breaks)
+    return Finding("alignment", "error", message, _evidence(part, shifted), _repair(found), breaks)
 
 
 def _described(span: Span) -> str:
@@ -64,7 +64,8 @@ def _names(part: Part) -> str:
 
 def _evidence(part: Part, found: list[Span]) -> tuple[str, ...]:
     source, target = part.columns.values()
-    examples = [_described(span) for span in found if span.lag][:5]
+    shifted = [span for span in found if span.lag]
+    examples = [_described(span) for span in shifted][:5] if len(shifted) > 1 else []
     for span in found[:3]:
         line = min(max(span.first + 2, -span.lag), len(source) - 1)
         if span.lag and 0 <= line + span.lag < len(target):
@@ -76,7 +77,7 @@ def _evidence(part: Part, found: list[Span]) -> tuple[str, ...]:
     return tuple(examples)
 
 
-def _repair(part: Part, found: list[Span]) -> str:
+def _repair(found: list[Span]) -> str:
     before = 0
     for span in found:
         if span.lag != before:
@@ -84,8 +85,8 @@ def _repair(part: Part, found: list[Span]) -> str:
             side = "source" if span.lag < before else "target"
             what = "a line that has" if count == 1 else f"{count:,} lines that have"
             return (
-                f"look near line {span.first + 1:,}: the {side} has {what} no counterpart there, or the other file lost "
-                f"{'it' if count == 1 else 'them'}; remove or restore, then run the doctor again"
+                f"look near line {span.first + 1:,}: the {side} has {what} no counterpart there; remove "
+                f"{'it' if count == 1 else 'them'}, or restore the text that the other side lost"
             )
         before = span.lag
     return "remove the lines at the end that have no counterpart, or restore the file that was cut"

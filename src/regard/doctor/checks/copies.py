@@ -22,7 +22,9 @@ def copies(case: Case) -> Iterator[Finding]:
         same_language = _alike(pairs)
         if same:
             yield _equal(text, pairs, same, same_language)
-        inside = [i for i, (source, target) in enumerate(pairs) if len(target) < len(source) and _is_inside(source, target)]
+        inside = [
+            i for i, (source, target) in enumerate(pairs) if len(target) < len(source) and _is_inside(source, target)
+        ]
         if not same_language and len(inside) > max(2, INSIDE * text.size):
             lines = tuple(map(text.line, inside[:MOST_LINES]))
             yield Finding(

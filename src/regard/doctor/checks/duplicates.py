@@ -23,13 +23,13 @@ def duplicates(case: Case) -> Iterator[Finding]:
     long = sum(n - 1 for record, n in repeated.items() if max(len(t.split()) for t in record) >= WORDS)
     lines = _lines(case, records, repeated)
     most = sorted(repeated, key=lambda record: -repeated[record])[:SHOWN]
-    evidence = (f"repeated in {numbered(lines)}", *(f"{repeated[r]:,} times: {' | '.join(map(quoted, r))}" for r in most))
+    examples = (f"{repeated[record]:,} times: {' | '.join(map(quoted, record))}" for record in most)
     yield Finding(
         "duplicates",
         "warning" if long > MANY * len(records) else "note",
         f"{extra:,} of {len(records):,} training examples repeat an earlier one ({share(extra, len(records))})",
-        evidence,
-        "remove repetitions, unless they are frequent in the text to translate, too; they count several times per epoch",
+        (f"repeated in {numbered(lines)}", *examples),
+        "remove repetitions, unless they are as frequent in the text to translate: each counts again in an epoch",
         lines,
     )
 

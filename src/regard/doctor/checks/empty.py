@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from regard.doctor.case import Case
-from regard.doctor.finding import MOST_LINES, Finding, numbered, share
+from regard.doctor.finding import MOST_LINES, Finding, counted, numbered, share
 
 MANY = 0.01  # share of the examples above which empty ones are a warning
 
@@ -21,7 +21,7 @@ def empty(case: Case) -> Iterator[Finding]:
             yield Finding(
                 "empty lines",
                 level,
-                f"{text.name}: {len(found):,} of {text.size:,} {name} texts are empty ({share(len(found), text.size)})",
+                f"{text.name}: {counted(len(found), name)} empty ({share(len(found), text.size)})",
                 (numbered(lines),),
                 "training leaves these examples out; if only one side is empty, its text was lost: restore it",
                 lines,

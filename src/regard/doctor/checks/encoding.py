@@ -16,20 +16,28 @@ def encoding(case: Case) -> Iterator[Finding]:
 
 def _of_file(file: TextFile) -> Iterator[Finding]:
     if file.broken:
-        yield Finding("encoding", "error", file.broken, advice="make a new copy of the file in UTF-8, whole and unpacked")
+        yield Finding(
+            "encoding", "error", file.broken, advice="make a new copy of the file in UTF-8, whole and unpacked"
+        )
     if file.invalid:
         lines = tuple(line for line, _, _ in file.invalid)
         yield Finding(
             "encoding",
             "error",
             f"{file.path}: {file.invalid_count:,} of {file.count:,} lines are not UTF-8",
-            (numbered(lines), *(f"line {n:,}, read as Windows-1252: {quoted(text)}" for n, _, text in file.invalid[:SHOWN])),
+            (
+                numbered(lines),
+                *(f"line {n:,}, read as Windows-1252: {quoted(text)}" for n, _, text in file.invalid[:SHOWN]),
+            ),
             _advice(file),
             lines[:MOST_LINES],
         )
     if file.byte_order_mark:
         yield Finding(
-            "encoding", "note", f"{file.path} begins with a byte-order mark", advice="none needed: training leaves it out"
+            "encoding",
+            "note",
+            f"{file.path} begins with a byte-order mark",
+            advice="none needed: training leaves it out",
         )
 
 

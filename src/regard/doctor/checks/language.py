@@ -14,7 +14,7 @@ from regard.doctor.finding import SHOWN, Finding, numbered, quoted, share
 from regard.doctor.reading import Examples
 
 PACKAGE = "py3langid"
-LETTERS = 20  # shorter texts are not identified
+LETTERS, READ = 20, 400  # letters of the shortest texts that are identified, and characters that are read
 SAMPLED = 10_000  # texts of a column that are identified, evenly spread
 SURE = 0.9  # probability from which a language counts
 FEW, MANY = 0.002, 0.02  # share of texts in another language that is a note, and a warning
@@ -44,7 +44,7 @@ def language(case: Case) -> Iterator[Finding]:
                 yield Finding(
                     "language",
                     "error",
-                    f"the {name} of the validation text is in {found.main!r}, that of the training text in {main[name]!r}",
+                    f"the {name} is {found.main!r} in the validation text, but {main[name]!r} in the training text",
                     (quoted(text.columns[name][0]),),
                     "give validation text in the languages of the training text",
                 )
@@ -69,10 +69,10 @@ def identified(texts: Sequence[str]) -> Languages:
     """Identify the languages of a sample of texts."""
     long = [i for i, text in enumerate(texts) if len(text) >= LETTERS]
     sample = long[:: max(1, -(-len(long) // SAMPLED))]
-    sample = [i for i in sample if sum(map(str.isalpha, texts[i])) >= LETTERS]
+    sample = [i for i in sample if sum(map(str.isalpha, texts[i][:READ])) >= LETTERS]
     sure = list[tuple[int, str]]()
     for i in sample:
-        code, probability = _identifier().classify(texts[i])
+        code, probability = _identifier().classify(texts[i][:READ])
         if probability >= SURE:
             sure.append((i, code))
     if not sure:
@@ -91,7 +91,7 @@ def _mixed(text: Examples, name: str, found: Languages) -> Iterator[Finding]:
     yield Finding(
         "language",
         "warning" if part > MANY and len(found.other) > 2 else "note",
-        f"{text.name}: {share(len(found.other), found.identified)} of the {name} texts are not in {found.main!r}, but in "
+        f"{text.name}: {share(len(found.other), found.identified)} of the {name} are not in {found.main!r}, but in "
         f"{', '.join(f'{code!r} ({count:,})' for code, count in counts)}, of {found.identified:,} texts identified",
         (numbered(lines), *examples),
         "remove lines in a wrong language, or train on them on purpose",

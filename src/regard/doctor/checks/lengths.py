@@ -5,9 +5,11 @@ from collections.abc import Iterator
 import numpy as np
 
 from regard.doctor.case import Case
-from regard.doctor.finding import MOST_LINES, SHOWN, Finding, numbered, quoted, share
+from regard.doctor.finding import MOST_LINES, SHOWN, Finding, counted, numbered, quoted, share
 
-FACTOR, LEAST = 8.0, 1000  # a text is too long from this multiple of the 99th percentile and number of characters
+# A text is an outlier from this multiple of the 99th percentile and this number of characters.
+FACTOR, LEAST = 8.0, 1000
+EXTREME = 30.0  # from this multiple on, it is a warning
 FAR, SPREAD = 1.1, 6.0  # a ratio is an outlier from e^1.1 = 3 times the usual one and 6 standard deviations
 SOFT = 12.0  # characters added to both lengths, because the ratio of short texts varies
 MANY = 0.01  # share of such pairs above which there is a warning
@@ -18,7 +20,8 @@ def lengths(case: Case) -> Iterator[Finding]:
     for text in case.texts:
         for name in case.names:
             sizes = np.asarray([len(each) for each in text.columns[name]] or [0])
-            limit = max(LEAST, FACTOR * float(np.quantile(sizes, 0.99)))
+            usual = float(np.quantile(sizes, 0.99))
+            limit = max(LEAST, FACTOR * usual)
             found = np.flatnonzero(sizes > limit).tolist()
             if not found:
                 continue
@@ -26,9 +29,9 @@ def lengths(case: Case) -> Iterator[Finding]:
             lines = tuple(sorted(map(text.line, found[:MOST_LINES])))
             yield Finding(
                 "lengths",
-                "warning",
-                f"{text.name}: {len(found):,} {name} texts are far longer than the others; the longest has "
-                f"{sizes[found[0]]:,} characters, where 99 % have at most {np.quantile(sizes, 0.99):,.0f}",
+                "warning" if sizes[found[0]] > max(LEAST, EXTREME * usual) else "note",
+                f"{text.name}: {counted(len(found), name)} far longer than the others; the longest has "
+                f"{sizes[found[0]]:,} characters, and 99 % have at most {usual:,.0f}",
                 (numbered(lines), *(f"{text.place(i)}: {quoted(text.columns[name][i])}" for i in found[:SHOWN])),
                 "split or remove them: a batch is as long as its longest example, or training leaves them out",
                 lines,

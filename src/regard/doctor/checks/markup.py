@@ -3,18 +3,23 @@
 import re
 import unicodedata
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 from regard.doctor.case import Case
-from regard.doctor.finding import MOST_LINES, SHOWN, Finding, numbered, quoted, share
+from regard.doctor.finding import MOST_LINES, SHOWN, Finding, counted, numbered, quoted, share
 from regard.doctor.reading import Examples
 
 MANY = 0.001  # share of the texts above which there is a warning, from three texts on
 MANY_TAGS = 0.01
-TAG = re.compile(r"</?(?:a|b|i|u|p|br|div|span|em|strong|td|tr|li|ul|ol|h[1-6]|img|table|font|sup|sub)\b[^<>]{0,200}/?>", re.I)
-ENTITY = re.compile(r"&(?:amp|lt|gt|quot|apos|nbsp|#\d{1,6}|#x[0-9a-f]{1,6}|[aouAOU]uml|szlig|[aeiou](?:acute|grave|circ));")
+TAG = re.compile(
+    r"</?(?:a|b|i|u|p|br|div|span|em|strong|td|tr|li|ul|ol|h[1-6]|img|table|font|sup|sub)\b[^<>]{0,200}/?>", re.I
+)
+ENTITY = re.compile(
+    r"&(?:amp|lt|gt|quot|apos|nbsp|#\d{1,6}|#x[0-9a-f]{1,6}|[aouAOU]uml|szlig|[aeiou](?:acute|grave|circ));"
+)
+MOSES = re.compile(r"&(?:apos|quot|amp|lt|gt|#91|#93|#124);")  # written by the Moses tokenizer
 # Two characters that Windows-1252 reads in the place of one of UTF-8, and the replacement character.
-LATE = "\u20ac\u201a\u0192\u201e\u2026\u2020\u2021\u02c6\u2030\u0160\u2039\u0152\u017d\u2018\u2019\u201c\u201d\u2022\u2013\u2014\u02dc\u2122\u0161\u203a\u0153\u017e\u0178"
+LATE = "€‚ƒ„…†‡ˆ‰Š‹ŒŽ‘’“”•–—˜™š›œžŸ"  # noqa: RUF001  # what it reads for the bytes 0x80 to 0x9f
 PAIR = re.compile(f"[\u00c2-\u00df][\u0080-\u00bf{LATE}]|[\u00e0-\u00ef][\u0080-\u00bf{LATE}]{{2}}")
 # Controls other than the tab; zero-width space, word joiner, byte-order mark, bidirectional controls, private use.
 CONTROL = re.compile(
@@ -24,15 +29,28 @@ REPLACEMENT = "\ufffd"
 
 
 def markup(case: Case) -> Iterator[Finding]:
-    """Find HTML tags and entities."""
+    """Find HTML tags and entities. Entities that the Moses tokenizer writes for punctuation are usual in its output."""
     advice = "remove tags and decode entities (Python: html.unescape), in all text that the model will read, too"
     for text in case.texts:
         for name in case.names:
-            yield from _found(text, name, "markup", "HTML tags or entities", _has_markup, MANY_TAGS, advice)
+            has = _has_markup
+            if _is_tokenized(text.columns[name]):
+                has = _has_markup_beside_moses
+            yield from _found(text, name, "markup", "HTML tags or entities", has, MANY_TAGS, advice)
 
 
 def _has_markup(text: str) -> bool:
     return ("<" in text and TAG.search(text) is not None) or ("&" in text and ENTITY.search(text) is not None)
+
+
+def _has_markup_beside_moses(text: str) -> bool:
+    return ("<" in text or "&" in text) and _has_markup(MOSES.sub("", text))
+
+
+def _is_tokenized(texts: Sequence[str]) -> bool:
+    """Return whether most final full stops are separated by a space, as tokenizers do."""
+    stops = [text for text in texts if text.endswith(".")]
+    return len(stops) > 0 and sum(text.endswith(" .") for text in stops) > 0.8 * len(stops)
 
 
 def mojibake(case: Case) -> Iterator[Finding]:
@@ -67,7 +85,12 @@ def controls(case: Case) -> Iterator[Finding]:
     for text in case.texts:
         for name in case.names:
             column = text.columns[name]
-            counts = Counter(char for each in column if not each.isascii() or not each.isprintable() for char in CONTROL.findall(each))
+            counts = Counter(
+                char
+                for each in column
+                if not each.isascii() or not each.isprintable()
+                for char in CONTROL.findall(each)
+            )
             listed = ", ".join(f"U+{ord(char):04X} {count:,} times" for char, count in counts.most_common(SHOWN))
             what = f"control or invisible characters ({listed})"
             yield from _found(text, name, "control characters", what, _has_control, MANY, advice)
@@ -86,7 +109,7 @@ def _found(
         yield Finding(
             check,
             "warning" if len(found) > max(2, many * text.size) else "note",
-            f"{text.name}: {len(found):,} {name} texts have {what} ({share(len(found), text.size)})",
+            f"{text.name}: {counted(len(found), name, 'has have')} {what} ({share(len(found), text.size)})",
             (numbered(lines), *(f"{text.place(i)}: {quoted(text.columns[name][i])}" for i in found[:SHOWN])),
             advice,
             lines,

@@ -19,7 +19,7 @@ def overlap(case: Case) -> Iterator[Finding]:
     for i, text in enumerate(case.train.columns[name]):
         first.setdefault(text, i)
     inputs = case.valid.columns[name]
-    counted = [i for i, text in enumerate(inputs) if len(text.split()) >= least]
+    counted = [i for i, text in enumerate(inputs) if _long(text, least)]
     found = [i for i in counted if inputs[i] in first]
     if not found:
         return
@@ -43,3 +43,7 @@ def overlap(case: Case) -> Iterator[Finding]:
 
 def _other(case: Case) -> str:
     return case.objective.texts[1 - case.objective.input_text]
+
+
+def _long(text: str, least: int) -> bool:
+    return least <= 1 or sum(any(map(str.isalpha, word)) for word in text.split()) >= least

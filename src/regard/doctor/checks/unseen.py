@@ -36,10 +36,10 @@ def _characters(case: Case, name: str, known: set[str], valid: Sequence[str]) ->
     yield Finding(
         "unseen text",
         "warning" if part > MANY else "note",
-        f"the validation {name} has {len(strange)} characters that the training text lacks "
-        f"({share(part, 1)} of its characters): {listed}",
+        f"the validation {name} has {len(strange)} character{'s' if len(strange) > 1 else ''} unseen in training "
+        f"({share(part, 1)} of its text): {listed}",
         (numbered(lines),),
-        "prepare both texts in the same way (Unicode form NFC, quotation marks, case); a model cannot use such characters",
+        "prepare both texts in the same way (Unicode form NFC, quotation marks): a model cannot use such characters",
         lines,
     )
 
@@ -59,7 +59,7 @@ def _words(name: str, train: Sequence[str], valid: Sequence[str]) -> Iterator[Fi
         f"{share(unseen, 1)} of the words of the validation {name} are not in the training text, where "
         f"{share(usual, 1)} would be usual",
         tuple(f"{count:,} times: {quoted(word)}" for word, count in words.most_common(SHOWN)),
-        "prepare both texts in the same way: case, tokenization, Unicode form; or the validation text is of another kind",
+        "prepare both texts in the same way (case, tokenization), or take validation text of the same kind",
     )
 
 
