@@ -73,7 +73,7 @@ def doctor(
         report, extras = _of_run(run, device, examples, trust_code)
     else:
         set_threads(threads, "train", device)
-        report, extras = _of_text({**given, **planned, "trust_code": trust_code}, not no_probe, device), None
+        report, extras = _of_text({**given, **planned, "trust_code": trust_code}, not no_probe, device)
     if page is not None:
         from regard.doctor.page import write_page
 
@@ -100,11 +100,17 @@ def _check(run: str | None, options: dict[str, Any], no_probe: bool, examples: i
         raise SpecError("--examples", "applies only to a training run; leave it out")
 
 
-def _of_text(options: dict[str, Any], probe: bool, device: str) -> "Report":
-    from regard.doctor import examine_text
+def _of_text(options: dict[str, Any], probe: bool, device: str) -> tuple["Report", Any]:
+    from regard.doctor.case import Case
+    from regard.doctor.examine import add_probe, text_report
+    from regard.runs.request import request_from_options
 
-    with _status() as report:
-        return examine_text(probe=probe, device=device, report=report, **options)
+    with _status() as progress:
+        case = Case.of(request_from_options(**options))
+        report = text_report(case, progress)
+        if probe:
+            add_probe(report, case.request, device, progress)
+    return report, case
 
 
 def _of_run(run: str, device: str, examples: int | None, trust_code: bool) -> tuple["Report", Any]:
@@ -153,12 +159,12 @@ def summary(report: "Report") -> str:
 
 
 def _print_finding(finding: "Finding") -> None:
+    """Print a finding with its evidence and advice; of a note, only the first piece of evidence."""
     _print(f"{finding.check}: {finding.message}", f"{finding.level:<{MARGIN}}", MARGIN)
-    if finding.level != "note" or finding.check in ("overlap", "duplicates", "fitting", "memory"):
-        for line in finding.evidence:
-            _print(line, " " * (MARGIN + 2), MARGIN + 4)
-    if finding.advice:
-        _print(finding.advice, f"{'':{MARGIN}}try: " if finding.level != "note" else " " * MARGIN, MARGIN)
+    for line in finding.evidence[: 1 if finding.level == "note" else None]:
+        _print(line, " " * (MARGIN + 2), MARGIN + 4)
+    if finding.advice and finding.level != "note":
+        _print(finding.advice, f"{'':{MARGIN}}try: ", MARGIN)
 
 
 def _print(text: str, first: str, indent: int) -> None:
@@ -171,4 +177,4 @@ def _print(text: str, first: str, indent: int) -> None:
         break_long_words=False,
         break_on_hyphens=False,
     )
-    print("\n".join(lines or [first]))
+    print("\n".join(lines or [first]).replace("\u00a0%", " %"))

@@ -34,9 +34,10 @@ def examine_text(
 
     With `probe`, a model is planned as in training, and one step is run on the worst batch on the device.
     """
-    examined = text_report(Case.of(request_from_options(**options)), report)
+    case = Case.of(request_from_options(**options))
+    examined = text_report(case, report)
     if probe:
-        add_probe(examined, request_from_options(**options), device, report)
+        add_probe(examined, case.request, device, report)
     return examined
 
 
