@@ -54,7 +54,7 @@ def html(record: dict[str, Any], cells: Cells, sentences: Sequence[str], facts: 
         ("Effects on the final loss", lambda: plots.effects(rows)),
         ("Validation loss during training", lambda: plots.curves(rows)),
     ]
-    table = html_table(cells, [plots.kind(row) for row in rows])
+    table = _table(cells, [plots.kind(row) for row in rows])
     return _page("Ablation", facts, [table, *_paragraphs(sentences), *_drawn(pictures)])
 
 
@@ -66,10 +66,10 @@ def ladder(
     names = [bucket["name"] for bucket in record["buckets"]]
     title = f"{metric} by source length"
     parts = [
-        html_table(cells, [plots.kind(row) for row in rows]),
+        _table(cells, [plots.kind(row) for row in rows]),
         *_paragraphs(sentences),
         *_drawn([(metric, lambda: plots.bars(rows, metric)), (title, lambda: plots.lengths(rows, names, metric))]),
-        html_table(by_length),
+        _table(by_length),
         *_drawn([("Validation loss during training", lambda: plots.curves(rows))]),
     ]
     return _page("The ladder to the Transformer", facts, parts)
@@ -93,7 +93,7 @@ def _page(title: str, facts: Facts, parts: Sequence[str]) -> str:
     )
 
 
-def html_table(cells: Cells, verdicts: Sequence[str] | None = None) -> str:
+def _table(cells: Cells, verdicts: Sequence[str] | None = None) -> str:
     """Return an HTML table. `verdicts`, if given, contains the CSS class of the last cell of every row."""
     head, *rows = cells
     name = "" if verdicts is None else ' class="judged"'

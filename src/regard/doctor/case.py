@@ -47,6 +47,7 @@ class TextCheck:
     name: str
     find: Callable[[Case], Iterable[Finding]]
     applies: Callable[[Objective], bool] = lambda _: True
+    unless: str = ""  # the name of a check whose errors and warnings explain whatever this check would find
 
 
 def is_pairs(objective: Objective) -> bool:

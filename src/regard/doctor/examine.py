@@ -56,6 +56,9 @@ def text_report(case: Case, progress: Progress = lambda _: None) -> Report:
         if check.name == "language" and not language.installed():
             report.skipped.append(Skipped(check.name, "needs py3langid: pip install 'regard[doctor]'"))
             continue
+        if any(finding.check == check.unless and finding.level != "note" for finding in report.findings):
+            report.skipped.append(Skipped(check.name, f"the findings of {check.unless} come first"))
+            continue
         progress(f"checking: {check.name}")
         started = time.perf_counter()
         report.add(check.name, check.find(case))

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from html import escape
 from pathlib import Path
 
-from regard.ablation.page import STYLE, html_table
+from regard.ablation.page import STYLE
 from regard.doctor.case import Case
 from regard.doctor.curves import of_run, of_text
 from regard.doctor.finding import Finding, Report
@@ -18,7 +18,7 @@ article { border-left: 4px solid var(--line); padding: .1rem 0 .1rem 1rem; margi
 article.error { border-color: var(--worse); } article.warning { border-color: var(--base); }
 article p { margin: .3rem 0; } article ul { margin: .3rem 0; color: var(--soft); }
 .level { text-transform: uppercase; font-size: .75rem; letter-spacing: .05em; color: var(--soft); }
-td { text-align: left !important; vertical-align: top; }
+.outputs { table-layout: fixed; } .outputs th, .outputs td { text-align: left; vertical-align: top; }
 """
 
 
@@ -58,7 +58,11 @@ def _outputs(run: RunRecord) -> list[str]:
     if found is None:
         return []
     rows = list(zip(found.sources, found.outputs, found.references, strict=True))[:SHOWN]
-    return ["<h2>Example outputs</h2>", html_table([("source", "output", "reference"), *rows])]
+    head = "".join(f"<th>{name}</th>" for name in ("source", "output", "reference"))
+    cells = "".join(f"<tr>{''.join(f'<td>{escape(text)}</td>' for text in row)}</tr>" for row in rows)
+    return [
+        f'<h2>Example outputs</h2><table class="outputs"><thead><tr>{head}</tr></thead><tbody>{cells}</tbody></table>'
+    ]
 
 
 def _plan(report: Report) -> list[str]:

@@ -1,6 +1,7 @@
 """Read training text tolerantly: lines that are no valid text are recorded and replaced, not refused."""
 
 import json
+import re
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -131,10 +132,18 @@ def _decoded(file: TextFile, raw: bytes) -> str:
         return raw.decode("utf-8")
     except UnicodeDecodeError as error:
         file.invalid_count += 1
-        text = raw.decode("cp1252", "replace")
+        # The valid parts are UTF-8; each other byte becomes a lone surrogate, which is read as Windows-1252.
+        text = _SURROGATE.sub(_replacement, raw.decode("utf-8", "surrogateescape"))
         if len(file.invalid) < RECORDED:
             file.invalid.append((file.count, error.start + 1, text))
         return text
+
+
+_SURROGATE = re.compile("[\udc80-\udcff]")
+
+
+def _replacement(match: re.Match[str]) -> str:
+    return bytes([ord(match[0]) - 0xDC00]).decode("cp1252", "replace")
 
 
 def read_examples(name: str, corpora: Sequence[Corpus], objective: Objective) -> Examples:

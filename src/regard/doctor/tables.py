@@ -34,7 +34,7 @@ TEXT_CHECKS = (
     TextCheck("overlap", overlap),
     TextCheck("copies", copies, is_translation),
     TextCheck("lengths", lengths, has_examples),
-    TextCheck("length ratios", ratios, is_translation),
+    TextCheck("length ratios", ratios, is_translation, unless="alignment"),
     TextCheck("markup", markup),
     TextCheck("wrong decoding", mojibake),
     TextCheck("control characters", controls),

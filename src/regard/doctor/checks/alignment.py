@@ -6,7 +6,7 @@ import numpy as np
 
 from regard.doctor.case import Case
 from regard.doctor.finding import Finding, quoted
-from regard.doctor.lag import SMALLEST, Span, correlation, spans
+from regard.doctor.lag import Span, correlation, spans
 from regard.doctor.reading import Part
 
 PARTS = 10  # number of parts of a text whose lengths are correlated separately
@@ -94,20 +94,25 @@ def _repair(found: list[Span]) -> str:
 
 def _unrelated(part: Part) -> Iterator[Finding]:
     """Find parts of the text in which the lengths of source and target correlate no more than by chance."""
-    source, target = (np.asarray([len(t) for t in column[: part.size]], float) for column in part.columns.values())
-    each = max(LEAST, -(-part.size // PARTS))
+    pairs = zip(*(column[: part.size] for column in part.columns.values()), strict=True)
+    whole = [(i, len(source), len(target)) for i, (source, target) in enumerate(pairs) if source and target]
+    if len(whole) < LEAST:
+        return
+    lines, source, target = (np.asarray(values) for values in zip(*whole, strict=True))
+    size = len(whole)
+    each = max(LEAST, -(-size // PARTS))
     bad = list[tuple[int, int, float]]()
     tested = 0
-    for first in range(0, part.size - LEAST + 1, each):
-        last = part.size if part.size - first - each < LEAST else first + each
+    for first in range(0, size - LEAST + 1, each):
+        last = size if size - first - each < LEAST else first + each
         here = slice(first, last)
         if min(np.log(lengths[here] + 5).std() for lengths in (source, target)) < VARIED:
             continue
         tested += 1
         value = correlation(source[here], target[here])
         if np.arctanh(min(value, 0.999)) * np.sqrt(last - first - 3) < CHANCE:
-            bad.append((part.lines[first], part.lines[last - 1], value))
-    if bad and part.size >= SMALLEST:
+            bad.append((part.lines[lines[first]], part.lines[lines[last - 1]], value))
+    if bad:
         where = ", ".join(f"{first:,} to {last:,}" for first, last, _ in bad)
         yield Finding(
             "alignment",

@@ -8,7 +8,7 @@ from regard.doctor.finding import MOST_LINES, SHOWN, Finding, Level, numbered, q
 from regard.doctor.reading import Examples
 
 WORDS, LETTERS = 5, 15  # smallest number of words and letters of a copy that should have been translated
-MANY, MOST = 0.01, 0.5  # share of such copies above which there is a warning; share of all copies: an error
+MANY, MOST = 0.005, 0.5  # share of such copies above which there is a warning; share of all copies: an error
 INSIDE = 0.2  # share of longer sources that contain their target, above which there is a warning
 ALIKE = 0.5  # share of common words of other pairs, above which source and target are the same language
 SAMPLED = 2000
@@ -66,4 +66,5 @@ def _alike(pairs: Sequence[tuple[str, ...]]) -> bool:
 
 
 def _is_inside(source: str, target: str) -> bool:
-    return len(target) >= LETTERS and target.count(" ") >= 2 and target in source
+    long = len(target) >= LETTERS or (len(target) >= LETTERS // 2 and " " in target)
+    return long and target in source

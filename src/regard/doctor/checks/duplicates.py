@@ -8,7 +8,8 @@ from regard.doctor.finding import MOST_LINES, SHOWN, Finding, numbered, quoted, 
 
 MANY = 0.1  # share of repeated examples above which they are a warning
 WORDS = 3  # smallest number of words of a repeated example that counts for a warning
-ONE_TARGET = 0.03  # share of the examples that have the same target, above which it is a warning
+ONE_TARGET = 0.01  # share of the pairs that have the same target, above which it is a warning
+DIFFERENT = 0.5  # smallest share of different targets; with fewer, the targets are like classes
 FEW = 20  # number of examples with one target that is never a warning
 
 
@@ -49,7 +50,9 @@ def _lines(case: Case, records: list[tuple[str, ...]], repeated: dict[tuple[str,
 
 def many_targets(case: Case) -> Iterator[Finding]:
     """Find sources with several targets, and targets that many different sources share."""
-    pairs = set(zip(*case.train.columns.values(), strict=True))
+    pairs = {pair for pair in zip(*case.train.columns.values(), strict=True) if all(map(str.strip, pair))}
+    if not pairs:
+        return
     sources, targets = Counter(source for source, _ in pairs), Counter(target for _, target in pairs)
     several = [source for source, count in sources.items() if count > 1]
     if several:
@@ -63,7 +66,7 @@ def many_targets(case: Case) -> Iterator[Finding]:
             "usual in good text; keep all targets of a source on one side of a split of your own",
         )
     target, count = max(targets.items(), key=lambda item: item[1])
-    if count > max(FEW, ONE_TARGET * len(pairs)):
+    if count > max(FEW, ONE_TARGET * len(pairs)) and len(targets) > DIFFERENT * len(pairs):
         yield Finding(
             "many targets",
             "warning",

@@ -47,7 +47,8 @@ def _characters(case: Case, name: str, known: set[str], valid: Sequence[str]) ->
 def _words(name: str, train: Sequence[str], valid: Sequence[str]) -> Iterator[Finding]:
     """Compare the share of unseen words with that of as many training examples that are left out."""
     step = max(2, len(train) // len(valid))
-    usual = _share({word for i, text in enumerate(train) if i % step for word in text.split()}, train[::step])
+    held_out = {*train[::step]}
+    usual = _share({word for text in train if text not in held_out for word in text.split()}, train[::step])
     unseen = _share({word for text in train for word in text.split()}, valid)
     if unseen <= FACTOR * usual + POINTS:
         return
