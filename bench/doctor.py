@@ -12,8 +12,9 @@ import time
 from pathlib import Path
 
 from regard.doctor import examine_text
+from regard.doctor.corpora import BASES
 from regard.doctor.degenerate import TRAININGS, examined, named
-from regard.doctor.faults import BASES, FAULTS, SEVERITIES, Trial, quality, trial
+from regard.doctor.faults import FAULTS, SEVERITIES, Trial, quality, trial
 
 
 def faults(seeds: int, count: int) -> int:
@@ -47,16 +48,12 @@ def multi30k(data: Path) -> int:
     """Examine Multi30k, raw and tokenized, and print all findings."""
     alarms = 0
     for name, raw in (("raw", "{}.{}.gz"), ("tokenized", "tok/{}.lc.norm.tok.{}.gz")):
-        files = {
-            option: data / "multi30k" / raw.format(part, side)
-            for option, part, side in (
-                ("source", "train", "en"),
-                ("target", "train", "de"),
-                ("valid_source", "val", "en"),
-                ("valid_target", "val", "de"),
-            )
-        }
-        report = examine_text(probe=False, **files)
+        source, target, valid_source, valid_target = (
+            data / "multi30k" / raw.format(part, side) for part in ("train", "val") for side in ("en", "de")
+        )
+        report = examine_text(
+            probe=False, source=source, target=target, valid_source=valid_source, valid_target=valid_target
+        )
         alarms += len(report.of_level("error")) + len(report.of_level("warning"))
         print(f"{name}: {len(report.of_level('error'))} errors, {len(report.of_level('warning'))} warnings")
         for finding in report.worst_first:

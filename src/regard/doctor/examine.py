@@ -9,8 +9,8 @@ from regard.doctor.case import Case
 from regard.doctor.checks import language
 from regard.doctor.finding import Finding, Report, Skipped
 from regard.doctor.forecast import forecast
-from regard.doctor.probe import free_space
 from regard.doctor.probe import probe as run_probe
+from regard.doctor.resources import free_space
 from regard.doctor.run_record import EXAMPLES, RunRecord
 from regard.doctor.tables import CAUSES, SYMPTOMS, TEXT_CHECKS
 from regard.errors import DataError

@@ -2,74 +2,20 @@
 
 import random
 import unicodedata
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from html import escape
 from pathlib import Path
-from typing import Any
 
-from regard.demo.corpus import generate
 from regard.doctor.case import Case
+from regard.doctor.corpora import BASES, Planted
 from regard.doctor.examine import text_report
-from regard.doctor.sentences import sentences
 from regard.runs.request import request_from_options
 
-Pairs = list[tuple[str, str]]
 SEVERITIES = (0.02, 0.05, 0.2)  # share of the examples that are faulty
 LONG = 5000  # words of the long line
 
 
-@dataclass(frozen=True)
-class Planted:
-    """A corpus with training and validation examples. Bytes that are no UTF-8 are written as lone surrogates."""
-
-    source: list[str]
-    target: list[str]
-    valid: Pairs
-    french: list[str]  # translations of the sources into a third language
-    labelled: bool = False  # the sources are labels
-
-    def write(self, folder: Path) -> dict[str, Any]:
-        """Write the files of the corpus to a folder, and return the options that name them."""
-        if self.labelled:
-            train = [f"{label}\t{text}" for label, text in zip(self.source, self.target, strict=True)]
-            return {"labelled": _write(folder / "train.tsv", train)}
-        valid_source, valid_target = zip(*self.valid, strict=True)
-        return {
-            "source": _write(folder / "train.en", self.source),
-            "target": _write(folder / "train.de", self.target),
-            "valid_source": _write(folder / "valid.en", valid_source),
-            "valid_target": _write(folder / "valid.de", valid_target),
-        }
-
-
-def _write(path: Path, lines: Iterable[str]) -> str:
-    path.write_bytes("".join(line + "\n" for line in lines).encode("utf-8", "surrogateescape"))
-    return str(path)
-
-
-def of_sentences(count: int, seed: int) -> Planted:
-    """Return a corpus of generated sentences without faults."""
-    made = sentences(count + count // 10, seed)
-    source, target, french = (list(column) for column in zip(*made[:count], strict=True))
-    return Planted(source, target, [(s, t) for s, t, _ in made[count:]], french)
-
-
-def of_demo(count: int, seed: int) -> Planted:
-    """Return the corpus of `regard demo`: numbers, dates and amounts of money."""
-    german, french = generate(count, "de", seed, count // 10), generate(count, "fr", seed, count // 10)
-    valid = [(example.source, example.target) for example in german.test]
-    words = [example.target for example in french.train if sum(map(str.isalpha, example.target)) > 25]
-    return Planted([e.source for e in german.train], [e.target for e in german.train], valid, words)
-
-
-def of_labels(count: int, seed: int) -> Planted:
-    """Return labelled sentences without faults; the label is the first person of a sentence."""
-    made = [english for english, _, _ in sentences(count, seed)]
-    return Planted([" ".join(text.lower().split()[:2]) for text in made], made, [], [], labelled=True)
-
-
-BASES: Mapping[str, Callable[[int, int], Planted]] = {"sentences": of_sentences, "demo": of_demo, "labels": of_labels}
 Plant = Callable[[Planted, float, random.Random], Planted]
 
 

@@ -90,7 +90,7 @@ def quoted(text: str, width: int = WIDTH) -> str:
     return f'"{line[: width - 3]}..."' if len(text) > width else f'"{line}"'
 
 
-def share(part: float, whole: float) -> str:
+def share(part: float | int, whole: float | int) -> str:
     """Return a share in percent, with more digits for a small one, such as "3.1 %" or "0.004 %"."""
     percent = 100 * part / max(1, whole)
     return f"{percent:.0f} %" if percent >= 9.95 else f"{percent:.2g} %"

@@ -3,7 +3,8 @@
 from collections.abc import Iterator
 
 from regard.doctor.finding import Finding, Level, share
-from regard.doctor.probe import SAFE, Probe
+from regard.doctor.probe import Probe
+from regard.doctor.trial import SAFE
 
 MANY = 0.02  # share of examples left out because of their length, above which there is a warning
 

@@ -16,6 +16,7 @@ NEAR = 10  # lags up to this number of lines are always tried
 PEAKS = 6  # number of more distant lags that are tried, found by the cross-correlation of the lengths
 BLOCK = 8  # lines per step of the search; ends of spans are then refined line by line
 CHANGE = 40.0  # cost of a change of the lag, in nats
+CLEAR = 0.5  # nats per line by which a lag must be better than chance; translations are better by 1.5 or more
 SMALLEST = 20  # shortest text that is aligned, in lines
 SOFT = 5.0  # characters added to both lengths of a pair, because short lines differ more
 NUMBER, NO_NUMBER = 3.0, 0.5  # gain of equal numbers, loss of unequal ones
@@ -66,12 +67,12 @@ def spans(source: Sequence[str], target: Sequence[str]) -> list[Span]:
         return [Span(0, len(source), 0)]
     one, other = Features.of(source), Features.of(target)
     lags = candidates(one.lengths, other.lengths)
-    costs = pair_costs(one, other, lags)
-    chosen = cheapest(costs)
+    costs, chance = pair_costs(one, other, lags)
+    chosen = plausible(cheapest(costs), costs, chance)
     found = [Span(0, len(source), int(lags[chosen[0]]))]
     for block in (np.flatnonzero(np.diff(chosen)) + 1).tolist():
         before, after = int(chosen[block - 1]), int(chosen[block])
-        at = _refined(costs[:, before] - costs[:, after], block * BLOCK)
+        at = max(found[-1].first, _refined(costs[:, before] - costs[:, after], block * BLOCK))
         found[-1] = Span(found[-1].first, at, found[-1].lag)
         found.append(Span(at, len(source), int(lags[after])))
     return found
@@ -100,16 +101,22 @@ def _standard(lengths: np.ndarray) -> np.ndarray:
     return (logs - logs.mean()) / max(1e-9, logs.std())
 
 
-def pair_costs(source: Features, target: Features, lags: np.ndarray) -> np.ndarray:
-    """Return the cost of every source line (rows) with the target line at every lag (columns)."""
+def pair_costs(source: Features, target: Features, lags: np.ndarray) -> tuple[np.ndarray, float]:
+    """Return the cost of every source line (rows) with the target line at every lag (columns), and that of chance.
+
+    The cost of chance is the mean cost of random pairs.
+    """
     ratio = np.log((target.lengths.mean() + SOFT) / (source.lengths.mean() + SOFT))
     count = len(source.lengths)
-    residuals = np.full((count, len(lags)), np.nan)
-    costs = np.zeros((count, len(lags)))
+    residuals = np.full((count, len(lags) + 1), np.nan)
+    costs = np.zeros((count, len(lags) + 1))
     same, other = _ending_gains(source.endings, target.endings)
-    for column, lag in enumerate(lags.tolist()):
-        first, last = max(0, -lag), min(count, len(target.lengths) - lag)
-        here, there = slice(first, last), slice(first + lag, last + lag)
+    lines = np.arange(count)
+    paired = [lines + lag for lag in lags.tolist()]
+    paired.append(np.resize(np.random.default_rng(0).permutation(len(target.lengths)), count))
+    for column, other_lines in enumerate(paired):
+        here = lines[(other_lines >= 0) & (other_lines < len(target.lengths))]
+        there = other_lines[here]
         residuals[here, column] = np.log((target.lengths[there] + SOFT) / (source.lengths[here] + SOFT)) - ratio
         equal = source.numbers[here] == target.numbers[there]
         numbers = np.where(source.numbers[here] != 0, np.where(equal, -NUMBER, NO_NUMBER), 0.0)
@@ -117,7 +124,8 @@ def pair_costs(source: Features, target: Features, lags: np.ndarray) -> np.ndarr
         costs[here, column] = numbers + endings
     spread = max(0.05, float(np.nanmin(1.4826 * np.nanmedian(np.abs(residuals), axis=0))))
     costs += _length_cost(residuals / spread)
-    return costs
+    chance = float(np.nanmean(costs[:, -1]))
+    return np.where(np.isnan(costs), chance, costs)[:, :-1], chance
 
 
 def _ending_gains(source: np.ndarray, target: np.ndarray) -> tuple[float, float]:
@@ -131,11 +139,10 @@ def _ending_gains(source: np.ndarray, target: np.ndarray) -> tuple[float, float]
 
 
 def _length_cost(residuals: np.ndarray) -> np.ndarray:
-    """Return minus the log-density of residuals: nine tenths normal, a tenth four times as wide. NaN costs 6 nats."""
+    """Return minus the log-density of residuals: nine tenths normal, a tenth four times as wide."""
     narrow = 0.9 * np.exp(-0.5 * residuals**2)
     wide = 0.1 / 4 * np.exp(-0.5 * (residuals / 4) ** 2)
-    cost = -np.log(narrow + wide + 1e-3)
-    return np.where(np.isnan(cost), 6.0, cost)
+    return -np.log(narrow + wide + 1e-3)
 
 
 def cheapest(costs: np.ndarray) -> np.ndarray:
@@ -158,6 +165,16 @@ def cheapest(costs: np.ndarray) -> np.ndarray:
     for number in range(len(blocks) - 1, 0, -1):
         chosen[number - 1] = back[number, chosen[number]]
     return chosen
+
+
+def plausible(chosen: np.ndarray, costs: np.ndarray, chance: float) -> np.ndarray:
+    """Replace a lag by 0 where it is hardly better than chance, as in a text whose lines are unrelated."""
+    kept = chosen.copy()
+    for lag in np.unique(chosen[chosen != 0]):
+        lines = np.repeat(chosen == lag, BLOCK)[: len(costs)]
+        if costs[lines, lag].mean() > chance - CLEAR:
+            kept[chosen == lag] = 0
+    return kept
 
 
 def _refined(gains: np.ndarray, near: int, reach: int = 10 * BLOCK) -> int:

@@ -37,7 +37,7 @@ PLACES: Words = (
     (
         "in a small village by the river",
         "in einem kleinen Dorf am Fluss",
-        "dans un petit village au bord de la rivière",
+        "dans un petit village près de la rivière",
     ),
 )
 TIMES: Words = (

@@ -57,7 +57,7 @@ def _spelling(counts: Counter[str]) -> Iterator[Finding]:
         yield Finding(
             "labels",
             "warning",
-            f"{len(alike)} labels are written in several ways",
+            f"{len(alike)} label{' is' if len(alike) == 1 else 's are'} written in several ways",
             tuple(" | ".join(f"{quoted(label)} {counts[label]:,} times" for label in group) for group in alike[:SHOWN]),
             "write each label in one way: every spelling is a class of its own",
         )
