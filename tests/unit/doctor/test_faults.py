@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from regard.doctor.corpora import BASES
-from regard.doctor.faults import FAULTS, SEVERITIES, Quality, Trial, quality, trial
+from regard.doctor.faults import FAULTS, SEVERITIES, Fault, Quality, Trial, quality, trial
 
 
 def test_there_are_at_least_fourteen_faults_with_names_of_their_own() -> None:
@@ -20,7 +20,7 @@ def test_text_without_faults_gives_no_alarm(base: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
-def test_every_fault_is_found_and_no_other(fault, tmp_path: Path) -> None:
+def test_every_fault_is_found_and_no_other(fault: Fault, tmp_path: Path) -> None:
     base = fault.bases[0]
     found = trial(tmp_path, base, fault, SEVERITIES[1], seed=12, count=1000).alarms
     assert fault.check in found
@@ -40,7 +40,7 @@ def test_recall_and_precision_are_counted_by_check() -> None:
     fault = FAULTS[0]
     other = next(each for each in FAULTS if each.check != fault.check)
 
-    def of(planted, *alarms: str) -> Trial:
+    def of(planted: Fault | None, *alarms: str) -> Trial:
         return Trial("sentences", planted, 0.05, 0, frozenset(alarms))
 
     trials = [of(fault, fault.check), of(fault), of(None), of(None, fault.check), of(other, fault.check, other.check)]
