@@ -122,7 +122,7 @@ class RunRecord:
     def scores(self) -> Mapping[str, float]:
         """The last validation metrics."""
         valid = self.of_kind("valid")
-        return {name: value for name, value in valid[-1].items() if is_number(value)} if valid else {}
+        return {name: float(value) for name, value in valid[-1].items() if is_number(value)} if valid else {}
 
     @cached_property
     def baselines(self) -> list[Baseline]:

@@ -222,7 +222,7 @@ def bisect(fits: Callable[[int], bool], low: int, high: int) -> int:
             high = trial
             break
         low = trial
-    while high > low * (1 + EXACT):
+    while high - low > max(1, EXACT * low):
         middle = (low + high) // 2
         if fits(middle):
             low = middle

@@ -27,6 +27,7 @@ from regard.runs.options import RequestOptions, accepts, cpu_threads, seconds
 from regard.runs.request import check_request, request_from_options
 from regard.runs.resolve import choose_metric, labels_after, resolve
 from regard.runs.trained_model import TrainedModel, choose_device, load, read_recipe, read_tokenizers
+from regard.training import degenerate
 from regard.training.checkpoint import FORMAT, RunFolder, read_json, write_json
 from regard.training.console import TrainingConsole
 from regard.training.log import Log, TensorBoard, environment
@@ -269,14 +270,19 @@ def _fit(
     if not folder.steps():
         raise DataError(f"{folder.path} has no checkpoint; start again with regard resume")
     run = load(folder.path, options.device, trust_code=options.trust_code, plain=options.plain)
+    warnings = list[str]()
     if outcome.finished:
         criterion = criterion_of(trainer.spec, run.objective, options.trust_code)
-        baselines.compare(folder, run.scores, criterion, console.report)
+        baselines.compare(folder, run.scores, criterion, warnings.append)
+        for sentence in warnings:
+            console.report(sentence)
         change = None if request.start is None else _change_on_parent(request.start, run, options)
         if change is not None:
             trainer.emit("parent", **change)
             console.report(described_change(change, criterion.name))
     console.warn(run.scores)
+    if warnings or degenerate.warnings(run.scores):
+        console.report(f"to find the cause: regard doctor {folder.path}")
     return run, outcome
 
 

@@ -39,7 +39,7 @@ def run(tmp_path: Path) -> Make:
         **facts: Any,
     ) -> RunRecord:
         """A run with a training loss at every 50th step, and validations spread over these steps."""
-        spec = TrainSpec(steps=50 * len(train), optimizer=AdamW(rate), schedule=Cosine(100))
+        spec = TrainSpec(steps=50 * max(1, len(train)), optimizer=AdamW(rate), schedule=Cosine(100))
         recipe = Recipe(MODEL, DataSpec((ParallelFiles("a", "b"),)), spec, Beam())
         norms = facts.pop("gradient", [1.0] * len(train))
         events: list[Event] = [
