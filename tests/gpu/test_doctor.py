@@ -1,6 +1,7 @@
 """The doctor's probe on a GPU: it finds that the worst batch does not fit before training runs out of memory."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -16,7 +17,7 @@ SETTINGS = ("data.tokenizer.vocab=300", "data.max_len=16000", "data.held_out=0",
 
 
 @pytest.fixture
-def text(tmp_path: Path) -> dict[str, Path]:
+def text(tmp_path: Path) -> dict[str, Any]:
     pairs = [(f"one two {i}", f"eins zwei {i}") for i in range(2000)]
     pairs[700] = (" ".join(["one"] * LONG), " ".join(["eins"] * LONG))
     for name, side in (("en", 0), ("de", 1)):
@@ -26,7 +27,7 @@ def text(tmp_path: Path) -> dict[str, Path]:
 
 @pytest.mark.gpu
 def test_the_largest_budget_of_the_probe_trains_and_a_larger_one_is_refused(
-    text: dict[str, Path], tmp_path: Path
+    text: dict[str, Any], tmp_path: Path
 ) -> None:
     total = torch.cuda.get_device_properties(0).total_memory
     torch.cuda.set_per_process_memory_fraction(min(1.0, 6e9 / total))  # a small GPU, so that the limit is near

@@ -67,7 +67,7 @@ def _memory(probe: Probe) -> Finding:
     return Finding("memory", "error", message, evidence, advice)
 
 
-def gigabytes(size: float) -> str:
+def gigabytes(size: float | int) -> str:
     """Return a number of bytes as text, such as "1.2 GB" or "35 MB"."""
     return f"{size / 1e9:.1f} GB" if size >= 1e9 else f"{max(1, round(size / 1e6)):,} MB"
 

@@ -3,6 +3,7 @@
 import random
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -33,7 +34,7 @@ def case(tmp_path: Path) -> Make:
     def build(
         source: list[str], target: list[str], valid: list[tuple[str, str]] | None = None, *, names: str = "en de"
     ) -> Case:
-        files = {}
+        files: dict[str, Any] = {}
         valid_source, valid_target = zip(*valid, strict=True) if valid else ((), ())
         texts = {"source": source, "target": target, "valid_source": valid_source, "valid_target": valid_target}
         for (name, lines), ending in zip(texts.items(), 2 * names.split(), strict=True):
@@ -51,7 +52,7 @@ def labelled(tmp_path: Path) -> Make:
         (tmp_path / "train").write_text("\n".join(lines) + "\n")
         if valid:
             (tmp_path / "valid").write_text("\n".join(valid) + "\n")
-        options = {"labelled": tmp_path / "train", **({"valid": tmp_path / "valid"} if valid else {})}
+        options: dict[str, Any] = {"labelled": tmp_path / "train", **({"valid": tmp_path / "valid"} if valid else {})}
         return Case.of(request_from_options(**options))
 
     return build
