@@ -13,7 +13,7 @@ from regard.runs.request import request_from_options
 from regard.runs.train import train
 
 LONG = 5000  # words of the planted line
-SETTINGS = ("data.tokenizer.vocab=300", "data.max_len=16000", "data.held_out=0", "data.batching=buckets")
+SETTINGS = ("data.tokenizer.vocab=270", "data.max_len=16000", "data.held_out=0", "data.batching=buckets")
 
 
 @pytest.fixture

@@ -108,7 +108,7 @@ def test_the_probe_runs_the_batch_with_a_planted_long_line(tmp_path: Path, monke
     for name, side in (("a", 0), ("b", 1)):
         (tmp_path / name).write_text("".join(pair[side] + "\n" for pair in pairs))
     changes = ["model.d_model=16", "model.heads=2", "model.encoder.depth=1", "model.decoder.depth=1"]
-    changes += ["data.tokenizer.vocab=300", "data.max_len=2000", "data.held_out=0", "train.steps=7"]
+    changes += ["data.tokenizer.vocab=270", "data.max_len=2000", "data.held_out=0", "train.steps=7"]
     request = request_from_options(
         source=tmp_path / "a", target=tmp_path / "b", preset="transformer_tiny", changes=changes
     )
