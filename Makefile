@@ -17,7 +17,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check -qq
 PYTEST := $(BIN)/python -m pytest -q --no-header --tb=short --maxfail=20
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check bench bench-data bench-train bench-decode bench-endless bench-sparse bench-text bench-defaults bench-defaults-gpu needs-data speed length documents docs test-kills test-margins coverage test-oracles test-gpu test-browser table ladder record bytes clean bench-serve test-sweep test-fuzz bench-checkpoints
+.PHONY: help setup demo test check bench bench-data bench-train bench-decode bench-endless bench-sparse bench-text bench-defaults bench-defaults-gpu needs-data speed length documents docs test-kills test-margins coverage test-oracles test-gpu test-browser table ladder record bytes clean bench-serve test-sweep test-fuzz bench-checkpoints test-doctor bench-doctor
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "%-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -122,6 +122,14 @@ test-sweep: $(STAMP) ## 12 runs as jobs of submitit's local executor, two of whi
 FUZZ_INPUTS ?= 100000
 test-fuzz: $(STAMP) ## damaged recipes, run folders and corpora for their readers: no traceback, no hang (15 minutes)
 	OMP_NUM_THREADS=1 $(BIN)/python tests/fuzz/fuzz.py --inputs $(FUZZ_INPUTS) $(FUZZ_ARGS)
+
+# Precision and recall of the planted faults, then false alarms on Multi30k (if REGARD_DATA is set): bench/doctor.py.
+test-doctor: $(STAMP) ## train models that degenerate for a known cause, with three seeds; the doctor must name the cause
+	OMP_NUM_THREADS=1 REGARD_DOCTOR_SEEDS=3 $(PYTEST) tests/e2e/test_doctor.py -k degenerate $(PYTEST_ARGS)
+
+bench-doctor: $(STAMP) ## precision and recall of the doctor on planted faults, and its findings on Multi30k of REGARD_DATA
+	OMP_NUM_THREADS=1 $(BIN)/python bench/doctor.py faults
+	@test -z "$(REGARD_DATA)" || OMP_NUM_THREADS=1 $(BIN)/python bench/doctor.py multi30k "$(REGARD_DATA)"
 
 # On a machine with more cores: MARGINS_ARGS="--jobs 16".
 test-margins: $(STAMP) ## how far what tests learn is from their thresholds, by instructions, threads and seeds

@@ -46,7 +46,7 @@ LAYERS = (
     ("serving",),
     ("lens",),
     ("demo",),
-    ("ablation", "bench"),
+    ("ablation", "bench", "doctor"),
     ("cli",),
     ("__main__",),
 )

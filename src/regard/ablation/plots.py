@@ -38,7 +38,7 @@ def effects(rows: Sequence[dict[str, Any]]) -> str:
     ends = sorted(max(abs(row["effect"]["low"]), abs(row["effect"]["high"])) for row in known)
     most = min(ends[-1], 4 * ends[len(ends) // 2])
     most = 1.05 * most if most > SMALLEST else 1.0
-    figure, axes = _figure(0.26 * len(known) + 0.9)
+    figure, axes = new_figure(0.26 * len(known) + 0.9)
     axes.set_xlim(-most, most)
     axes.axvline(0.0, color=SOFT, linestyle="--", linewidth=1)
     names = []
@@ -52,7 +52,7 @@ def effects(rows: Sequence[dict[str, Any]]) -> str:
         names.append(row["name"] + (f" ({row['effect']['effect']:+.2f})" if outside else ""))
     _names(axes, names)
     axes.set_xlabel("better  ←  difference of the final validation loss from the base, nats per token  →  worse")
-    return _svg(figure, "Effect of every row on the final validation loss, with its interval")
+    return to_svg(figure, "Effect of every row on the final validation loss, with its interval")
 
 
 def curves(rows: Sequence[dict[str, Any]]) -> str:
@@ -61,12 +61,12 @@ def curves(rows: Sequence[dict[str, Any]]) -> str:
     known = [row for row in drawable if len(row["curve"]) > 1]
     if not known:
         return "<p>No run has a curve yet.</p>"
-    figure, axes = _figure(4.4)
+    figure, axes = new_figure(4.4)
     axes.set_ylim(*_range(*([row["curve"][i][1] for row in known] for i in (0, -1))))
     _lines(axes, known)
     axes.set_xlabel("training steps")
     axes.set_ylabel("validation loss, nats per token")
-    return _svg(figure, "Validation loss by training step, mean of the seeds of each row")
+    return to_svg(figure, "Validation loss by training step, mean of the seeds of each row")
 
 
 def bars(rows: Sequence[dict[str, Any]], metric: str) -> str:
@@ -74,7 +74,7 @@ def bars(rows: Sequence[dict[str, Any]], metric: str) -> str:
     known = [row for row in rows if all(_known(row[name]) for name in ("metric", "low", "high"))]
     if not known:
         return "<p>No rung has a score yet.</p>"
-    figure, axes = _figure(0.3 * len(known) + 0.9)
+    figure, axes = new_figure(0.3 * len(known) + 0.9)
     for i, row in enumerate(known):
         axes.barh(i, row["metric"], height=0.62, color=COLOURS["base"] if kind(row) == "base" else LINE)
         axes.plot([row["low"], row["high"]], [i, i], color=SOFT, linewidth=1.6)
@@ -85,7 +85,7 @@ def bars(rows: Sequence[dict[str, Any]], metric: str) -> str:
     axes.set_xlim(0.0, 1.25 * _most([max(row["high"], row["metric"]) for row in known]))
     _names(axes, [row["name"] for row in known])
     axes.set_xlabel(f"{metric}, with the interval of 95%")
-    return _svg(figure, f"{metric} of every rung with its interval")
+    return to_svg(figure, f"{metric} of every rung with its interval")
 
 
 def lengths(rows: Sequence[dict[str, Any]], names: Sequence[str], metric: str) -> str:
@@ -97,16 +97,17 @@ def lengths(rows: Sequence[dict[str, Any]], names: Sequence[str], metric: str) -
     known = [row | {"curve": curve} for row, curve in zip(rows, points, strict=True) if curve]
     if not known or len(names) < 2:
         return "<p>All sources have the same length.</p>"
-    figure, axes = _figure(4.4)
+    figure, axes = new_figure(4.4)
     axes.set_ylim(0.0, 1.05 * _most([value for row in known for _, value in row["curve"]]))
     _lines(axes, known)
     axes.set_xticks(range(len(names)), names)
     axes.set_xlabel("source tokens")
     axes.set_ylabel(metric)
-    return _svg(figure, f"{metric} by source length")
+    return to_svg(figure, f"{metric} by source length")
 
 
-def _figure(height: float) -> tuple["Figure", "Axes"]:
+def new_figure(height: float) -> tuple["Figure", "Axes"]:
+    """Return an empty figure of the width of a page, and its axes."""
     from matplotlib.figure import Figure  # noqa: PLC0415  # optional
 
     figure = Figure(figsize=(WIDTH, height), layout="constrained")
@@ -146,7 +147,8 @@ def _apart(places: Sequence[float], gap: float) -> list[float]:
     return moved
 
 
-def _svg(figure: "Figure", title: str) -> str:
+def to_svg(figure: "Figure", title: str) -> str:
+    """Return a figure as SVG with the colours of the style sheet; `title` describes it to screen readers."""
     import matplotlib as mpl  # noqa: PLC0415  # optional
 
     for axes in figure.axes:

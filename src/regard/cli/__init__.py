@@ -6,6 +6,7 @@ from regard.cli import show, check, variants, ablate, compare, ladder, bench, tr
 from regard.cli import attention, serve, lens  # noqa: F401
 from regard.cli import heads, align, prune  # noqa: F401
 from regard.cli import runs  # noqa: F401
+from regard.cli import doctor  # noqa: F401
 
 # isort: on
 from regard.cli.base import app, main

@@ -55,6 +55,17 @@ def lines(path: str | os.PathLike[str]) -> Iterator[str]:
         yield from decoded
 
 
+def raw_lines(path: str | os.PathLike[str]) -> Iterator[bytes]:
+    """Yield the lines of a text file as bytes, with their line ends; `.gz` and `.xz` files are decompressed."""
+    name = os.fspath(path)
+    with _opened(name) as file, _decompressed(file, name) as stream:
+        for number in count(1):
+            raw = _raw_line(stream, name, number)
+            if not raw:
+                return
+            yield raw
+
+
 def decoded_lines(stream: LineStream, name: str) -> Iterator[str]:
     """Decode the UTF-8 lines of a binary stream such as `sys.stdin.buffer`, and yield each as soon as it is complete.
 

@@ -283,6 +283,12 @@ def _rate(objective: Objective, candidate: Candidate, optimizer: OptimizerSpec) 
     return round(min(most, most * 128 / width), 6)
 
 
+def suggested_rate(objective: Objective, model: ModelSpec, optimizer: OptimizerSpec) -> float:
+    """Return the peak learning rate that the planner would choose for a given model and optimizer."""
+    candidate = candidates(objective)[0]
+    return _rate(objective, replace(candidate, spec=model, width=getattr(model, "d_model", candidate.width)), optimizer)
+
+
 def _dropout(objective: Objective, passes: float, text: TextSize) -> float:
     """Return the dropout rate. It grows with the number of passes, because text that is read once is not memorised.
 

@@ -28,6 +28,7 @@ from regard.runs.resolve import choose_metric, labels_after, resolve
 from regard.runs.shared_steps import longest_example, shared
 from regard.runs.signals import stop_signals
 from regard.runs.trained_model import TrainedModel, choose_device, load, read_recipe, read_tokenizers
+from regard.training import degenerate
 from regard.training.checkpoint import FORMAT, RunFolder, json_text, read_json, write_json
 from regard.training.console import TrainingConsole
 from regard.training.log import Log, TensorBoard, environment
@@ -403,14 +404,19 @@ def _fit(
     if not folder.steps():
         raise DataError(f"{folder.path} has no checkpoint; start again with regard resume")
     run = load(folder.path, options.device, trust_code=options.trust_code, plain=options.plain)
+    warnings = list[str]()
     if outcome.finished and group.leads:
         criterion = criterion_of(trainer.spec, run.objective, options.trust_code)
-        baselines.compare(folder, run.scores, criterion, console.report)
+        baselines.compare(folder, run.scores, criterion, warnings.append)
+        for sentence in warnings:
+            console.report(sentence)
         change = None if request.start is None else _change_on_parent(request.start, run, options)
         if change is not None:
             trainer.emit("parent", **change)
             console.report(described_change(change, criterion.name))
     console.warn(run.scores)
+    if warnings or degenerate.warnings(run.scores):
+        console.report(f"to find the cause: regard doctor {folder.path}")
     return run, outcome
 
 

@@ -135,7 +135,7 @@ def test_one_outlier_does_not_compress_the_others(monkeypatch: pytest.MonkeyPatc
     report, scales = example(), []
     record = report.json()
     record["rows"][3]["effect"] |= {"effect": 500.0, "low": 499.0, "high": 501.0}
-    monkeypatch.setattr(plots, "_svg", lambda figure, _: scales.append(figure.axes[0].get_xlim()) or "")
+    monkeypatch.setattr(plots, "to_svg", lambda figure, _: scales.append(figure.axes[0].get_xlim()) or "")
     plots.effects(record["rows"])
     assert scales[0][1] < 20
     monkeypatch.undo()
@@ -205,7 +205,7 @@ def test_a_page_is_drawn_whatever_the_numbers_are(rows: list[Any]) -> None:
 @pytest.mark.parametrize("end", [2.0, 2.5, 2.5000000001, 3.0, 9.0])
 def test_a_loss_that_rises_is_drawn(end: float, monkeypatch: pytest.MonkeyPatch) -> None:
     drawn: list[Any] = []
-    monkeypatch.setattr(plots, "_svg", lambda figure, _: drawn.append(figure.axes[0]) or "")
+    monkeypatch.setattr(plots, "to_svg", lambda figure, _: drawn.append(figure.axes[0]) or "")
     plots.curves([{"name": "a", "verdict": "", "curve": [(10, 2.5), (20, end)]}])
     (axes,) = drawn
     low, high = axes.get_ylim()

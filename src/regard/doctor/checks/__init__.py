@@ -1,0 +1,1 @@
+"""Checks of training text, one in each file. `regard.doctor.tables` lists them."""

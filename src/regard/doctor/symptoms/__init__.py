@@ -1,0 +1,1 @@
+"""Checks of a training run, one in each file. `regard.doctor.tables` lists them."""
