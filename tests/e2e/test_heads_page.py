@@ -18,7 +18,7 @@ def test_heads_page_runs(run: Path, corpus: dict[str, str], tmp_path: Path, monk
             write(tmp_path / f"{part}.{side}", lines)
     for language, block in blocks(text("docs/heads.md")):
         for command in commands([(language, block)]):
-            execute([word for word in command if word != ">" and word != "test.align"])
+            execute([word for word in command if word not in {">", "test.align"}])
         if language == "python":
             exec(block, {})
     assert (tmp_path / "heads.svg").exists()
