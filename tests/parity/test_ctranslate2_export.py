@@ -200,6 +200,9 @@ def test_refusals_name_the_place(tmp_path: Path) -> None:
         ),
         "input.norm: CTranslate2 cannot express 'rms_norm' beside 'layer_norm'": of(Tokens(norm=RMSNorm())),
         "input.norm: CTranslate2 cannot express norms of eps 0.01": of(Tokens(norm=LayerNorm(eps=1e-2))),
+        "decoder.position.slopes: CTranslate2 cannot express slopes other": stacked(
+            ALiBi((0.5, 0.25, 0.125, 0.0625)), replace(tiny.decoder_only(), heads=4)
+        ),
         "input_attention: CTranslate2 cannot express 'full' input attention": tiny.prefix_lm(),
         "kind: CTranslate2 cannot express a model of kind 'encoder_only'": tiny.encoder_only(),
     }

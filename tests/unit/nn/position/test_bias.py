@@ -139,6 +139,14 @@ def test_alibi_lowers_scores_with_distance(site: MakeSite) -> None:
                 assert bias[0, h, i, j].item() == pytest.approx(-slope * abs(i - j))
 
 
+def test_alibi_has_the_given_slopes(site: MakeSite) -> None:
+    bias, _ = bias_of(ALiBi((0.5, 0.125)), full_view(4), site(heads=2))
+    for h, slope in enumerate((0.5, 0.125)):
+        assert bias[0, h, 3, 1].item() == -2 * slope
+    with pytest.raises(SpecError, match="slopes: there are 2 slopes for 3 heads"):
+        ALiBi((0.5, 0.125)).build(site(heads=3))
+
+
 @pytest.mark.parametrize(
     ("make", "path"),
     [
