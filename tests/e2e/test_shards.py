@@ -15,7 +15,7 @@ def test_shards_translate_to_the_output_of_one_process(run: Path, corpus: dict[s
     file = write(tmp_path / "new.en", lines)
     expected = regard("translate", str(run), file)
     assert expected.returncode == 0, expected.stderr
-    words = ("translate", str(run), file, "--cluster", "local", "--shard-lines", "6", "--workers", "2")
+    words = ("translate", str(run), file, "--cluster", "local", "--shard-lines", "20")
     result = regard(*words)
     assert result.returncode == 0, result.stderr
     assert result.stdout == expected.stdout
