@@ -7,7 +7,7 @@ from regard.doctor.case import Case
 from regard.doctor.finding import MOST_LINES, SHOWN, Finding, numbered, quoted, share
 
 MANY = 0.003  # share of unseen characters above which there is a warning
-FACTOR, POINTS = 1.5, 0.05  # the share of unseen words is a warning from this multiple of the usual one plus 5 points
+FACTOR, POINTS = 1.5, 0.1  # the share of unseen words is a warning from this multiple of the usual one plus 10 points
 LEAST = 50  # smallest number of validation examples for a comparison
 
 
