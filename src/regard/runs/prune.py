@@ -18,7 +18,8 @@ from regard.runs.heads import batches_of, importance, require_heads, texts_for
 from regard.runs.inference import Runs, load_one, load_runs
 from regard.runs.options import LoadOptions, accepts, cpu_threads
 from regard.runs.trained_model import TrainedModel, held_out, load_weights
-from regard.training.checkpoint import FORMAT, RunFolder, weights_digest, write_json
+from regard.training.checkpoint import FORMAT, RunFolder, write_json
+from regard.training.tensor_files import weights_digest
 
 COPIED = ("environment.json", "baselines.json")
 
