@@ -111,8 +111,24 @@ def digest(value: Any) -> str:
 
 
 # Training settings whose values are the same for all runs, whatever the recipe specifies; see `training`.
-FIXED = ("time", "validate_every", "save_every", "log_every", "keep", "choose", "average", "criterion", "patience")
-REASON = f"every run trains for all its steps, is validated {POINTS} times and compared by its last weights"
+FIXED = (
+    "time",
+    "validate_every",
+    "save_every",
+    "log_every",
+    "keep",
+    "keep_state",
+    "choose",
+    "average",
+    "criterion",
+    "patience",
+    "parallel",
+)
+REASON = (
+    f"every run trains for all its steps in one process, is validated {POINTS} times and compared by its last weights"
+)
+    f"every run trains for all its steps in one process, is validated {POINTS} times and compared by its last weights"
+)
 
 
 def check_changes(changes: Iterable[str], request: RecipeRequest, steps: bool) -> None:
@@ -153,6 +169,8 @@ def training(train: TrainSpec, steps_override: int | None) -> TrainSpec:
         choose="last",
         average=1,
         keep=1,
+        keep_state=1,
+        parallel="replicate",
         criterion="loss",
         patience=0,
     )

@@ -54,6 +54,7 @@ def train(folder: Path, recipe: Recipe, data: Prepared, device: torch.device, or
     metrics = measured(data.objective, spec.bleu_tokenize, metric.with_tokenizer(spec.bleu_tokenize), *companions)
     if recovery:
         trainer.resume(recovery)
+    del recovery  # with its copies of all tensors
     trainer.fit()
     outputs: list[str] = []
     with trainer.averaged(), torch.no_grad():

@@ -187,6 +187,7 @@ def _resume(folder: RunFolder, options: TrainingOptions, group: Group) -> tuple[
                 options = replace(options, cache=False)
                 trainer = _prepare_and_assemble(folder, request, options, console, group, recovery)
                 trainer.resume(recovery)
+                del recovery  # with its copies of all tensors
                 return _fit(trainer, folder, request, options, console, group)
     group.alone(lambda: FINISHED)
     run = load(folder.path, options.device, trust_code=options.trust_code, plain=options.plain)
@@ -209,6 +210,7 @@ def _follow(folder: RunFolder, options: TrainingOptions, group: Group) -> tuple[
     trainer = _prepare_and_assemble(folder, request, options, console, group, recovery)
     if task == RESUME:
         trainer.resume(recovery)
+    del recovery  # with its copies of all tensors
     return _fit(trainer, folder, request, options, console, group)
 
 

@@ -26,7 +26,7 @@ from regard.nn.core import Reporting
 from regard.training.activation_checkpointing import checkpoint_blocks
 from regard.training.background_saving import BackgroundSaver, HostCopy
 from regard.training.budget import Budget
-from regard.training.checkpoint import CheckpointPolicy, RunFolder
+from regard.training.checkpoint import CheckpointPolicy, RunFolder, saving
 from regard.training.early_stopping import improvements, should_stop
 from regard.training.executor import (
     Eager,
@@ -495,7 +495,8 @@ class Trainer:
 
         def write() -> None:
             self.folder.save(step, weights.tensors(), trainer.tensors(), record)
-            self.folder.prune(kept, step, self.spec.keep_state)
+            with saving(self.folder.path):
+                self.folder.prune(kept, step, self.spec.keep_state)
 
         self.saver.start(write)
 
