@@ -122,8 +122,13 @@ FIXED = (
     "average",
     "criterion",
     "patience",
+    "parallel",
 )
-REASON = f"every run trains for all its steps, is validated {POINTS} times and compared by its last weights"
+REASON = (
+    f"every run trains for all its steps in one process, is validated {POINTS} times and compared by its last weights"
+)
+    f"every run trains for all its steps in one process, is validated {POINTS} times and compared by its last weights"
+)
 
 
 def check_changes(changes: Iterable[str], request: RecipeRequest, steps: bool) -> None:
@@ -165,6 +170,7 @@ def training(train: TrainSpec, steps_override: int | None) -> TrainSpec:
         average=1,
         keep=1,
         keep_state=1,
+        parallel="replicate",
         criterion="loss",
         patience=0,
     )

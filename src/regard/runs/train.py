@@ -219,6 +219,7 @@ def _follow(folder: RunFolder, options: TrainingOptions, group: Group) -> tuple[
     trainer = _prepare_and_assemble(folder, request, options, console, group, recovery)
     if task == RESUME:
         trainer.resume(recovery)
+    del recovery  # with its copies of all tensors
     return _fit(trainer, folder, request, options, console, group)
 
 

@@ -269,7 +269,7 @@ TRAINING: dict[str, Any] = {
     "steps": 7, "time": 60.0, "seed": 5, "optimizer": Muon(), "schedule": InverseSqrt(3), "accumulate": 2, "clip": 0.5,
     "precision": "float32", "ema": 0.9, "validate_every": 3, "save_every": 3, "log_every": 3, "keep": 3,
     "choose": "last", "average": 3, "criterion": "chrf", "decode": 3, "bleu_tokenize": "char", "patience": 3,
-    "compile": False, "checkpoint_layers": True, "keep_state": 3, "max_skipped": 3,
+    "compile": False, "checkpoint_layers": True, "parallel": "shard", "keep_state": 3, "max_skipped": 3,
 }  # fmt: skip
 DATA: dict[str, Any] = {
     "train": (), "valid": (), "held_out": 3, "tokenizer": Characters(), "joint": False,

@@ -157,7 +157,7 @@ def test_a_sharded_checkpoint_is_an_ordinary_one(two: tuple[Path, dict[str, Loss
     """Two ranks have written whole tensors; the step of Adam has survived; no files of single ranks are left."""
     whole, sharded = ({n: read_tensors(f) for n, f in files(two[0] / name)} for name in ("replicated", "sharded"))
     assert whole.keys() == sharded.keys()
-    assert len(whole) == 3
+    assert {f"weights-{HALF:08d}.safetensors", f"trainer-{HALF:08d}.safetensors"} <= whole.keys()
     for name, tensors in whole.items():
         assert tensors.keys() == sharded[name].keys()
         for key, tensor in tensors.items():
