@@ -42,6 +42,7 @@ from regard.runs.train import TrainingOptions
 from regard.runs.trained_model import load
 from regard.training.checkpoint import RunFolder
 from regard.training.console import TrainingConsole
+from regard.training.parallel.group import ALONE
 
 HANG = 20.0  # seconds of CPU time
 MEMORY = 6 << 30  # bytes of addresses beyond those in use when the first input is read
@@ -295,7 +296,7 @@ class Runs:
             run, console = RunFolder(path), TrainingConsole(quiet=True)
             request = training._read_request(run, False)
             options = TrainingOptions(device="cpu", cache=False)
-            training._prepare_and_assemble(run, request, options, console).resume()
+            training._prepare_and_assemble(run, request, options, console, ALONE).resume()
 
         return read
 

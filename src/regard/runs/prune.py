@@ -19,7 +19,6 @@ from regard.runs.inference import Runs, load_one, load_runs
 from regard.runs.options import LoadOptions, accepts, cpu_threads
 from regard.runs.trained_model import TrainedModel, held_out, load_weights
 from regard.training.checkpoint import FORMAT, RunFolder, write_json
-from regard.training.tensor_files import weights_digest
 
 COPIED = ("environment.json", "baselines.json")
 
@@ -115,6 +114,4 @@ def write(run: TrainedModel, parent: TrainedModel) -> None:
         if (parent.path / "data" / "valid.jsonl").exists():
             folder.data.mkdir()
             shutil.copyfile(parent.path / "data" / "valid.jsonl", folder.data / "valid.jsonl")
-        weights = run.model.state_dict()
-        about = {"steps": json.dumps([run.step]), "scores": json.dumps({}), "sha256": weights_digest(weights)}
-        folder.save_final(weights, about)
+        folder.save_final(run.model.state_dict(), {"steps": json.dumps([run.step]), "scores": json.dumps({})})

@@ -294,6 +294,7 @@ def test_prefetching_yields_the_same_batches(name: str, ahead: int) -> None:
     prefetch = Prefetch(make(), place, ahead=ahead)
     for item, following in islice(make().after(place), 25):
         prefetched, prefetched_place = prefetch.next()
+        assert prefetched is not None
         assert values(prefetched) == values(item)
         assert prefetched_place == following
     prefetch.close()
@@ -306,6 +307,7 @@ def test_batches_are_pinned_on_request(monkeypatch: pytest.MonkeyPatch) -> None:
     item, _ = prefetch.next()
     prefetch.close()
     assert pinned
+    assert item is not None
     assert pinned[0] is item.batch
 
 
@@ -320,7 +322,9 @@ class Broken(BatchLoader):
 def test_error_in_the_prefetch_thread_is_raised_by_next() -> None:
     loader = MAKERS["buckets"]()
     prefetch = Prefetch(Broken(loader.examples, loader.batching, loader.seed), Place())
-    assert values(prefetch.next()[0]) == values(loader.item(loader.plan(0), 0))
+    item, _ = prefetch.next()
+    assert item is not None
+    assert values(item) == values(loader.item(loader.plan(0), 0))
     prefetch.next()
     with pytest.raises(DataError, match="the disk is gone"):
         prefetch.next()
