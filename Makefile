@@ -16,7 +16,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check -qq
 PYTEST := $(BIN)/python -m pytest -q --no-header --tb=short --maxfail=20
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check bench bench-data bench-train bench-decode bench-endless bench-sparse bench-text bench-defaults bench-defaults-gpu needs-data speed length documents docs test-kills test-margins coverage test-oracles test-gpu test-browser table ladder record bytes clean
+.PHONY: help setup demo test check bench bench-data bench-train bench-decode bench-endless bench-serve bench-sparse bench-text bench-defaults bench-defaults-gpu needs-data speed length documents docs test-kills test-margins coverage test-oracles test-gpu test-browser table ladder record bytes clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "%-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -75,6 +75,9 @@ documents: ## models of long documents by length, for docs/results/documents.md,
 
 bench-endless: $(STAMP) ## generate a million tokens with a bounded memory (a CPU: about half an hour)
 	$(BIN)/python bench/endless.py --tokens 1000000
+
+bench-serve: $(STAMP) ## the server under load: throughput, full queue, SIGTERM, clients that leave (a few minutes)
+	OMP_NUM_THREADS=1 $(BIN)/python bench/serving.py
 
 # Prints in a table what a window, blocks, sinks and BigBird cost. More options: SPARSE_ARGS="--json sparse.json".
 bench-sparse: ## sparse attention against full attention, and a training step of 65,536 tokens, with GPU_PYTHON (two minutes)

@@ -15,15 +15,16 @@ import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import openai
 import pytest
 import schemathesis
 import uvicorn
 from fastapi.testclient import TestClient
-from hypothesis import HealthCheck, Phase, settings
+from hypothesis import HealthCheck, given, settings
 from libretranslatepy import LibreTranslateAPI
+from schemathesis.specs.openapi.checks import response_schema_conformance, status_code_conformance
 
 import regard as package
 from regard.serving.app import create_app
@@ -33,11 +34,11 @@ from regard.serving.ticket import Ticket
 from .conftest import complaint, regard, reversed_pairs, write
 
 KEY = "a-key-for-tests"
+SLOW = [HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.data_too_large]
 TEXTS = list(dict.fromkeys(source for source, _ in reversed_pairs(40, 9)))
 SHORT = tuple(
-    f"--set={change}"
-    for change in ("model.d_model=24", "train.steps=30", "train.decode=2", "data.tokenizer.vocab=300", "model.dropout=0.0")
-)  # fmt: skip
+    f"--set={change}" for change in ("model.d_model=24", "train.steps=30", "train.decode=2", "data.tokenizer.vocab=300")
+)
 
 
 def quick(folder: Path, *words: str) -> package.TrainedModel:
@@ -99,21 +100,27 @@ def test_translations_equal_those_of_the_command(http: TestClient, models: dict[
     assert [best[0]["text"] for best in answer["translations"]] == toy.translate(TEXTS[:20])
     answer = http.post("/v1/translate", json={"texts": TEXTS[0], "n_best": 3, "beam": 4}).json()
     (expected,) = toy.translations([TEXTS[0]], n_best=3, beam=4)
-    assert answer["translations"] == [
-        [{"text": o.text, "score": o.score, "log_prob": o.log_prob, "tokens": list(o.tokens), "ended": o.ended} for o in expected]
-    ]  # fmt: skip
-    options = {"temperature": 1.0, "seed": 7, "max_len": 6}
+    names = ("text", "score", "log_prob", "tokens", "ended")
+    assert answer["translations"] == [[json.loads(json.dumps({n: getattr(o, n) for n in names})) for o in expected]]
+    options: dict[str, Any] = {"temperature": 1.0, "seed": 7, "max_len": 6}
     answer = http.post("/v1/translate", json={"texts": TEXTS[:5], **options}).json()
     assert [best[0]["text"] for best in answer["translations"]] == toy.translate(TEXTS[:5], **options)
-    for options in ({"required": ["Haus"]}, {"banned": ["Haus"]}, {"prefix": "Haus", "no_repeat": 2}):
+    several: list[dict[str, Any]] = [{"required": ["Haus"]}, {"banned": ["Haus"]}, {"prefix": "Haus", "no_repeat": 2}]
+    for options in several:
         answer = http.post("/v1/translate", json={"texts": TEXTS[:5], **options}).json()
         assert [best[0]["text"] for best in answer["translations"]] == toy.translate(TEXTS[:5], **options)
 
 
 def test_requests_with_other_options_at_the_same_time_do_not_mix(models: dict[str, package.TrainedModel]) -> None:
     toy = models["toy"]
-    options = [{}, {"beam": 1}, {"beam": 3, "required": ["rot"]}, {"temperature": 0.9, "seed": 3}, {"max_len": 2}]
-    expected = [[toy.translate(text, **each) for text in TEXTS[:8]] for each in options]
+    options: list[dict[str, Any]] = [
+        {},
+        {"beam": 1},
+        {"beam": 3, "required": ["rot"]},
+        {"temperature": 0.9, "seed": 3},
+        {"max_len": 2},
+    ]
+    expected = [[toy.translate(text, **each) for text in TEXTS[:4]] for each in options]
     found: dict[tuple[int, int], str] = {}
     with started(models) as (url, _):
 
@@ -121,18 +128,31 @@ def test_requests_with_other_options_at_the_same_time_do_not_mix(models: dict[st
             body = {"texts": TEXTS[column], **options[row]}
             found[row, column] = post(url + "/v1/translate", body)["translations"][0][0]["text"]
 
-        threads = [threading.Thread(target=send, args=(r, c)) for r in range(len(options)) for c in range(8)]
+        threads = [threading.Thread(target=send, args=(r, c)) for r in range(len(options)) for c in range(4)]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
-    assert found == {(r, c): expected[r][c] for r in range(len(options)) for c in range(8)}
+    assert found == {(r, c): expected[r][c] for r in range(len(options)) for c in range(4)}
 
 
 def post(url: str, body: object, **headers: str) -> Any:
     request = urllib.request.Request(url, json.dumps(body).encode(), {"Content-Type": "application/json", **headers})
     with urllib.request.urlopen(request, timeout=60) as response:
         return json.loads(response.read())
+
+
+def test_ctranslate2_computes_the_batches(models: dict[str, package.TrainedModel]) -> None:
+    toy = models["toy"]
+    engine = toy.engine("ctranslate2")
+    assert engine is not None
+    app = create_app({"toy": toy}, settings_of(), {"toy": engine})
+    with TestClient(app, base_url="http://127.0.0.1", raise_server_exceptions=False) as client:
+        answer = client.post("/v1/translate", json={"texts": TEXTS[:10]}).json()
+        assert [best[0]["text"] for best in answer["translations"]] == toy.translate(TEXTS[:10], engine=engine)
+        refused = client.post("/v1/translate", json={"texts": "one", "temperature": 1.0})
+        assert refused.status_code == 422
+        assert "ctranslate2" in refused.json()["error"]
 
 
 def test_alignment_and_attention_are_returned_on_request(
@@ -179,9 +199,9 @@ def test_classes_equal_those_of_the_command(http: TestClient, models: dict[str, 
 def test_openai_client_works(models: dict[str, package.TrainedModel]) -> None:
     novel = models["novel"]
     with started(models, keys=(KEY,)) as (url, _):
-        with openai.OpenAI(base_url=f"{url}/v1", api_key="wrong", max_retries=0) as wrong:
-            with pytest.raises(openai.AuthenticationError, match="the API key is wrong"):
-                wrong.models.list()
+        wrong = openai.OpenAI(base_url=f"{url}/v1", api_key="wrong", max_retries=0)
+        with wrong, pytest.raises(openai.AuthenticationError, match="the API key is wrong"):
+            wrong.models.list()
         with openai.OpenAI(base_url=f"{url}/v1", api_key=KEY, max_retries=0) as client:
             check_openai(client, novel)
 
@@ -206,6 +226,7 @@ def check_openai(client: openai.OpenAI, novel: package.TrainedModel) -> None:
     assert [choice.text for choice in answer.choices] == [best[0].text for best in sampled]
     whole = client.completions.create(model="novel", prompt="one", max_tokens=8, seed=4, n=3)
     parts: dict[int, str] = {}
+    usage = None
     for chunk in client.completions.create(
         model="novel", prompt="one", max_tokens=8, seed=4, n=3, stream=True, stream_options={"include_usage": True}
     ):
@@ -217,7 +238,7 @@ def check_openai(client: openai.OpenAI, novel: package.TrainedModel) -> None:
     text = greedy.text.removeprefix("one two")
     stop = text[2:4]
     for stream in (False, True):
-        answer = client.completions.create(
+        answer: Any = client.completions.create(
             model="novel", prompt="one two", max_tokens=10, temperature=0, stop=[stop], stream=stream
         )
         choices = [c for chunk in answer for c in chunk.choices] if stream else answer.choices
@@ -263,6 +284,33 @@ def test_libretranslate_contract(http: TestClient, models: dict[str, package.Tra
     assert http.get("/frontend/settings").json()["language"]["source"] == {"code": "en", "name": "English"}
     parts = http.post("/translate", files={name: (None, value) for name, value in {"q": "one two", **pair}.items()})
     assert parts.json() == {"translatedText": one}
+
+
+def test_language_of_the_text_chooses_among_several_models(models: dict[str, package.TrainedModel]) -> None:
+    toy = models["toy"]
+    two = {"first": toy, "second": toy}
+    app = create_app(two, Settings(pairs={"first": Pair("en", "de"), "second": Pair("fr", "de")}))
+    texts = ["This is a sentence in the English language.", "Ceci est une phrase dans la langue de Paris."]
+    with TestClient(app, base_url="http://127.0.0.1", raise_server_exceptions=False) as client:
+        answer = client.post("/translate", json={"q": texts, "source": "auto", "target": "de"}).json()
+        assert [each["language"] for each in answer["detectedLanguage"]] == ["en", "fr"]
+        assert answer["translatedText"] == toy.translate(texts)
+        found = client.post("/detect", data={"q": texts[1]}).json()
+        assert [each["language"] for each in found] == ["fr", "en"]
+        assert found[0]["confidence"] > 50
+        assert [each["code"] for each in client.get("/languages").json()] == ["en", "fr"]
+        named = client.post("/v1/translate", json={"texts": "one"})
+        assert named.json() == {"error": "2 models can translate; name one: 'first', 'second'"}
+
+
+def test_pages_of_allowed_origins_may_read_the_answers(models: dict[str, package.TrainedModel]) -> None:
+    origin = {"origin": "https://my.example"}
+    for allowed in ((), ("https://my.example",)):
+        app = create_app({"toy": models["toy"]}, settings_of(allow_origins=allowed))
+        with TestClient(app, base_url="http://127.0.0.1") as client:
+            answer = client.get("/languages", headers=origin)
+            assert answer.status_code == (200 if allowed else 403)
+            assert answer.headers.get("access-control-allow-origin") == ("https://my.example" if allowed else None)
 
 
 @pytest.mark.parametrize(
@@ -351,7 +399,11 @@ def test_full_queue_refuses_and_recovers(models: dict[str, package.TrainedModel]
         blocker = threading.Thread(target=model.call, args=(gate.wait,))
         blocker.start()
         results: list[Any] = []
-        threads = [threading.Thread(target=lambda: results.append(post(url + "/v1/translate", {"texts": "one"}))) for _ in range(2)]  # fmt: skip
+
+        def send() -> None:
+            results.append(post(url + "/v1/translate", {"texts": "one"}))
+
+        threads = [threading.Thread(target=send) for _ in range(2)]
         for thread in threads:
             thread.start()
         until(lambda: model.active == 2)
@@ -419,8 +471,8 @@ async def storm(port: int, process: subprocess.Popen[str]) -> tuple[list[tuple[i
 
     async def client(first: int) -> None:
         nonlocal others
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
         try:
-            reader, writer = await asyncio.open_connection("127.0.0.1", port)
             for number in range(first, 10**6, 16):
                 body = json.dumps({"q": TEXTS[number % len(TEXTS)], "source": "en", "target": "de"}).encode()
                 head = "POST /translate HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
@@ -431,6 +483,8 @@ async def storm(port: int, process: subprocess.Popen[str]) -> tuple[list[tuple[i
                 answers.append((number % len(TEXTS), json.loads(content).get("translatedText", "")))
         except (OSError, asyncio.IncompleteReadError):
             return
+        finally:
+            writer.close()
 
     asyncio.get_running_loop().call_later(1.0, process.send_signal, signal.SIGTERM)
     await asyncio.gather(*(client(first) for first in range(16)))
@@ -466,29 +520,35 @@ def test_command_refuses_what_cannot_work(run: Path, tmp_path: Path) -> None:
     (tmp_path / "keys").write_text("\n")
     assert "contains no API key" in complaint(*serve, "--api-key-file", str(tmp_path / "keys"))
     assert "at least 8" in complaint("serve", str(run), "--port", "0", "--api-key-file", write(tmp_path / "k", ["abc"]))
+    assert "computes on the CPU" in complaint(*serve, "--engine", "ctranslate2", "--device", "cuda")
+    assert "applies only to the native engine" in complaint(*serve, "--engine", "ctranslate2", "--plain")
     assert "'torch' is not known" in complaint(*serve, "--engine", "torch")
     assert "have the same name" in complaint("serve", str(run), str(run), "--port", "0")
     assert "does not exist" in complaint("serve", str(tmp_path / "nothing"), "--port", "0")
 
 
-@pytest.fixture(scope="module")
-def schema(models: dict[str, package.TrainedModel]) -> Any:
-    limits = {"max_texts": 4, "max_chars": 100, "max_new_tokens": 8, "max_beam": 3}
+def test_no_request_of_the_schema_fails_inside_the_server(models: dict[str, package.TrainedModel]) -> None:
+    """schemathesis sends random requests that fit the server's own OpenAPI description."""
+    limits = {"max_texts": 4, "max_chars": 60, "max_new_tokens": 8, "max_beam": 3}
     app = create_app(models, settings_of(allow_hosts=("testserver",), **limits))
-    return schemathesis.openapi.from_asgi("/openapi.json", app)
+    statuses: dict[str, set[int]] = {}
+    for operation in schemathesis.openapi.from_asgi("/openapi.json", app).get_all_operations():
+        case = cast(Any, operation).ok().as_strategy()
 
+        @given(case)
+        @settings(max_examples=15, deadline=None, suppress_health_check=SLOW, database=None)
+        def sends(case: schemathesis.Case) -> None:
+            response = case.call()
+            statuses.setdefault(case.path, set()).add(response.status_code)
+            assert response.status_code < 500, response.text
+            assert response.status_code < 400 or "error" in response.json()
+            case.validate_response(response, checks=[response_schema_conformance, status_code_conformance])
 
-api = schemathesis.pytest.from_fixture("schema")
-
-
-@api.parametrize()
-@settings(
-    max_examples=12, deadline=None, phases=[Phase.explicit, Phase.generate], suppress_health_check=list(HealthCheck)
-)
-def test_no_request_of_the_schema_fails_inside_the_server(case: schemathesis.Case) -> None:
-    response = case.call()
-    assert response.status_code < 500, response.text
-    if response.status_code >= 400:
-        assert "error" in response.json()
-    else:
-        case.validate_response(response, checks=[schemathesis.checks.response_schema_conformance])
+        sends()
+    assert {path for path, seen in statuses.items() if 200 in seen} >= {
+        "/health",
+        "/metrics",
+        "/languages",
+        "/v1/classify",
+    }
+    app.state.service.close()

@@ -8,7 +8,7 @@ batching).
 
 import logging
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
@@ -19,7 +19,7 @@ import torch
 from regard.batch import Batch, pad
 from regard.decoding.ensemble import Decodings, Ensemble
 from regard.decoding.hypothesis import Hypothesis
-from regard.decoding.job import Job, row_lengths
+from regard.decoding.job import Job, never, row_lengths
 from regard.decoding.stopping import STOPPING
 from regard.errors import SpecError
 from regard.fast import graphs
@@ -34,10 +34,20 @@ if TYPE_CHECKING:
 POLL = 4  # number of steps between two checks for sources that are done
 REFILL_SHARE = 8  # further sources are encoded when at least one in this many slots is free
 WINDOW = 32  # the cache is read up to a multiple of `WINDOW`; there is one graph per multiple
+LONGEST_QUEUE = 4096  # a search takes no further requests after so many
 KEPT_DECODERS = 4  # number of decoders cached per model, for later batches of equal shape
 WIDTHS = (16, 32, 48, 64, 96, 128, 192, 256, 384, 512)  # source lengths of decoders; sources are padded to one of these
 LAUNCH_BOUND = 32_768  # number of tokens up to which an encoder takes longer to launch its kernels than to run them
 HOST = "beam search runs on the host, step by step: "
+
+More = Callable[[int, Callable[[Request], bool]], Sequence[Request]]
+
+Found = list[tuple[int, list[Hypothesis] | None]]  # numbers and outputs; None: the host must search
+
+
+def _no_more(number: int, takes: Callable[[Request], bool]) -> Sequence[Request]:  # noqa: ARG001
+    return ()
+
 
 _log = logging.getLogger("regard.decoding")
 _logged: set[str] = set()
@@ -86,6 +96,7 @@ class CapturedDecoder:
         self.first_step = [0] * slots  # the step in which the source in each slot started
         self.last_step = [0] * slots  # the step after which the source in each slot is certainly done
         self.busy: dict[int, int] = {}  # occupied slot -> number of its source
+        self.in_use = False  # True while a search runs, whose slots must not be cleared
         self.steps = 0
         on_gpu = self.device.type == "cuda"
         self.stream = torch.cuda.Stream(self.device) if on_gpu else None
@@ -157,6 +168,10 @@ class CapturedDecoder:
         results = self.state.results(done) if done else []
         return [(self.busy.pop(slot), result) for slot, result in zip(done, results, strict=True)]
 
+    def drop(self, cancelled: Callable[[int], bool]) -> None:
+        """Free the slots of the sources whose number is cancelled."""
+        self.busy = {slot: number for slot, number in self.busy.items() if not cancelled(number)}
+
     def clear(self) -> None:
         """Remove all sources from the slots."""
         self.busy.clear()
@@ -176,6 +191,7 @@ class RequestQueue:
     room: int = 0
     next: int = 0  # the number of the next source
     first: int = 0  # the number of the first source in `fresh`
+    encoded: int = 0  # the number of the first source after those in `fresh`
     fresh: Decodings | None = None
 
     def __post_init__(self) -> None:
@@ -190,17 +206,24 @@ class RequestQueue:
         """The number of sources in the queue whose decoding has not started."""
         return len(self.requests) - self.next
 
+    def takes(self, request: Request) -> bool:
+        """Return whether a source that arrives later fits into the decoder."""
+        room = request.max_len + self.config.stopping.eos_at_limit
+        return len(request.ids) <= self.width and room <= self.room and (self.config.has_min_len or not request.min_len)
+
     def sources(self, first: int) -> Batch:
         """Return a batch of sources from the queue, beginning with source number `first`."""
-        requests = self.requests[first : first + self.batch]
-        ids, seg = pad([request.ids for request in requests], self.width)
+        rows = [request.ids for request in self.requests[first : first + self.batch]]
+        rows += rows[-1:] * (self.batch - len(rows))  # a decoder has one shape, also if some of its slots stay free
+        ids, seg = pad(rows, self.width)
         return Batch(ids, source=ids, source_seg=seg).to(self.device)
 
     def enter(self, decoder: CapturedDecoder) -> None:
         """Start decoding the next sources in the free slots of the decoder, up to the end of an encoded batch."""
-        if self.fresh is None or self.next >= self.first + self.batch:
+        if self.fresh is None or self.next >= self.encoded:
             self.first, self.fresh = self.next, decoder.start(self.models, self.sources(self.next))
-        end = min(len(self.requests), self.first + self.batch, self.next + decoder.free)
+            self.encoded = min(len(self.requests), self.first + self.batch)
+        end = min(self.encoded, self.next + decoder.free)
         numbers = range(self.next, end)
         decoder.put(self.fresh, [n - self.first for n in numbers], self.requests[self.next : end], numbers)
         self.next = end
@@ -228,7 +251,7 @@ def decoder_for(queue: RequestQueue) -> CapturedDecoder:
     weights = tuple((id(model), *(p.data_ptr() for p in model.parameters())) for model in models)
     key = (weights, queue.config, queue.batch, queue.width, queue.room, queue.device, forced())
     decoder = kept.pop(key, None)
-    if decoder is None:
+    if decoder is None or decoder.in_use:
         decodings = queue.models.start(queue.sources(0), queue.room, queue.config.beams, static=True)
         if not refillable(decodings.members):
             raise NotOnDeviceError("a cached state cannot be refilled with another source")
@@ -252,22 +275,63 @@ def search_requests(
 
     At most `slots` sources are decoded at a time.
     """
-    slots = min(slots, len(requests))
-    queue = RequestQueue(models, config, requests, slots, device)
-    decoder = decoder_for(queue)
     results: list[list[Hypothesis] | None] = [None] * len(requests)
+    queue = RequestQueue(models, config, requests, min(slots, len(requests)), device)
+    for finished in _rounds(queue):
+        for number, result in finished:
+            results[number] = result
+    return results
+
+
+def search_continuously(
+    models: Ensemble,
+    config: SearchConfig,
+    requests: Sequence[Request],
+    slots: int,
+    device: torch.device,
+    more: More = _no_more,
+    cancelled: Callable[[int], bool] = never,
+) -> Iterator[Found]:
+    """Search on the GPU. Every few steps, yield the numbers and the outputs of the requests that are finished.
+
+    `more(n, takes)` returns up to n further requests, for slots that are free; `takes` is true for the requests that
+    fit. The numbers of requests count from 0 in the order in which they arrive. The slot of a request whose number is
+    `cancelled` is freed, and the request has no outputs.
+    """
+    rounds = _rounds(RequestQueue(models, config, requests, slots, device), more, cancelled)
+    try:
+        while True:
+            with torch.inference_mode():  # not around `yield`, which would leave the mode set for the caller
+                finished = next(rounds, None)
+            if finished is None:
+                return
+            yield finished
+    finally:
+        with torch.inference_mode():
+            rounds.close()
+
+
+def _rounds(
+    queue: RequestQueue, more: More = _no_more, cancelled: Callable[[int], bool] = never
+) -> Generator[Found, None, None]:
+    """Decode the requests of a queue, and of `more`; yield the requests that finished after every `POLL` steps."""
+    decoder = decoder_for(queue)
+    decoder.in_use = True
     try:
         while queue.left or decoder.busy:
-            if queue.left and decoder.free * REFILL_SHARE >= slots:
+            if queue.left and decoder.free * REFILL_SHARE >= queue.batch:
                 queue.enter(decoder)
                 continue
             for _ in range(min(POLL, decoder.left)):
-                decoder.run(models)
-            for number, result in decoder.collect():
-                results[number] = result
+                decoder.run(queue.models)
+            yield decoder.collect()
+            decoder.drop(cancelled)
+            if decoder.free > queue.left and len(queue.requests) < LONGEST_QUEUE:
+                added = more(decoder.free - queue.left, queue.takes)
+                queue.requests = [*queue.requests, *added] if added else queue.requests
     finally:
         decoder.clear()
-    return results
+        decoder.in_use = False
 
 
 def find_each(jobs: Sequence[Job], spec: "Beam") -> Iterator[list[list[Hypothesis] | None]]:
@@ -325,6 +389,12 @@ class DeviceSearch:
     """Beam search on a GPU, with the interface that `regard.decoding.beam` calls."""
 
     find_each = staticmethod(find_each)
+
+    @staticmethod
+    def find_by_row(job: Job, spec: "Beam", slots: int, more: More) -> Iterator[Found]:
+        """Search for the rows of a job and for the requests that `more` returns; see `search_continuously`."""
+        config, device = search_config(job, spec), job.batch.target.device
+        return search_continuously(job.models, config, requests_of(job), slots, device, more, job.cancelled)
 
     @staticmethod
     def accepts(job: Job, spec: "Beam") -> bool:

@@ -48,8 +48,14 @@ def create_app(
         yield
         await run_in_threadpool(service.close)
 
+    # FastAPI's pages /docs and /redoc would load their scripts from another server.
     app = FastAPI(
-        title="regard", version=version("regard"), summary="Translate, generate and classify.", lifespan=lifespan
+        title="regard",
+        version=version("regard"),
+        summary="Translate, generate and classify.",
+        lifespan=lifespan,
+        docs_url=None,
+        redoc_url=None,
     )
     app.state.service = service
     for router in (operations.router, routes.router, completions.router, libretranslate.router):

@@ -5,7 +5,7 @@ Fields that regard cannot compute are refused unless they have the value that ch
 
 import secrets
 import time
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,7 +13,6 @@ from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel, Field
 
-from regard.data.tokenizer import Tokenizer
 from regard.decoding.beam import Beam
 from regard.decoding.hypothesis import Hypothesis, Limits, Piece
 from regard.decoding.sample import Sample
@@ -121,7 +120,7 @@ class Choice:
 
     index: int
     stop: Sequence[str]
-    tokenizer: Tokenizer
+    decode: Callable[[list[int]], str]
     ids: list[int] = field(default_factory=list)
     text: str = ""  # the text without what may be the begin of a stop text
     hypothesis: Hypothesis | None = None
@@ -133,7 +132,7 @@ class Choice:
             return ""
         self.ids += piece.ids
         self.hypothesis = piece.hypothesis
-        text = self.tokenizer.decode(self.ids)
+        text = self.decode(self.ids)
         ends = [at for at in (text.find(stop) for stop in self.stop) if at >= 0]
         if ends:
             self.stopped, text = True, text[: min(ends)]
@@ -160,9 +159,9 @@ class Choice:
     def logprobs(self, offset: int) -> dict[str, Any]:
         """Return the tokens of the text, their log-probabilities, and where they begin; the text begins at `offset`."""
         assert self.hypothesis is not None
-        begins = [len(self.tokenizer.decode(self.ids[:i])) for i in range(len(self.ids) + 1)]
+        begins = [len(self.decode(self.ids[:i])) for i in range(len(self.ids) + 1)]
         kept = [i for i in range(len(self.ids)) if begins[i] < len(self.text)]
-        whole = self.tokenizer.decode(self.ids)
+        whole = self.decode(self.ids)
         return {
             "tokens": [whole[begins[i] : begins[i + 1]] for i in kept],
             "token_logprobs": [self.hypothesis.token_log_probs[i] for i in kept],
@@ -198,7 +197,7 @@ class Completion:
         first = 0 if request.seed is not None or request.temperature == 0 else secrets.randbits(62)
         tasks = [Decode(ids, request.search, limits, FREE, first + i, False, True) for i, ids in enumerate(read)]
         rows = [Row(ticket, index, task) for index, task in enumerate(tasks)]
-        self.choices = [Choice(index, request.stop or (), texts.target) for index in range(len(rows))]
+        self.choices = [Choice(index, request.stop or (), texts.target.decode) for index in range(len(rows))]
         self.model.scheduler.submit(rows)
         if request.echo:
             yield from ((choice, prompts[choice.index // n]) for choice in self.choices)

@@ -1,12 +1,18 @@
 """The engine that decodes the texts of all requests together, and what it runs in the scheduler's thread."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from typing import Any, TypeVar
+from itertools import chain
+from typing import Any, TypeVar, cast
 
+from regard.decoding.beam import Beam
 from regard.decoding.constraints import TokenConstraints
 from regard.decoding.hypothesis import Hypothesis, Limits, Piece
+from regard.decoding.job import Job
 from regard.decoding.search import Search
+from regard.errors import SpecError
+from regard.fast.beam_search import HOST, NotOnDeviceError, log_once
+from regard.fast.beam_state import Request
 from regard.inference.engine import Engine, Sources
 from regard.inference.native import Native
 from regard.runs.trained_model import TrainedModel
@@ -44,7 +50,11 @@ class SharedEngine(Engine):
         rules: TokenConstraints,
         rows: Sequence[int],
     ) -> list[list[Hypothesis]]:
-        tasks = [Decode(ids, search, limits, rules, row, True) for ids, row in zip(sources, rows, strict=True)]
+        on_gpu = isinstance(self.engine, Native) and self.engine.device.type == "cuda"
+        tasks = [
+            Decode(ids, search, limits, rules, row, True, same_rules=on_gpu)
+            for ids, row in zip(sources, rows, strict=True)
+        ]
         return submit(self.scheduler, self.ticket, tasks)
 
     def extend(
@@ -70,8 +80,9 @@ class SharedEngine(Engine):
         translates: bool,
     ) -> Iterator[list[Piece]]:
         self.scheduler.submit([Row(self.ticket, 0, Decode(ids, search, limits, rules, row, translates, True))])
-        for event in self.ticket.events(1):
-            yield [event.value]
+        events = self.ticket.events(1)
+        first = next(events)  # an error of the search is raised here, before the caller yields anything
+        return ([event.value] for event in chain([first], events))
 
 
 def submit(scheduler: Scheduler, ticket: Ticket, tasks: Sequence[Task]) -> list[Any]:
@@ -83,8 +94,9 @@ def submit(scheduler: Scheduler, ticket: Ticket, tasks: Sequence[Task]) -> list[
 class BatchRunner:
     """Computes batches of one trained model, for `Scheduler`."""
 
-    def __init__(self, run: TrainedModel, engine: Engine) -> None:
-        self.run, self.engine = run, engine
+    def __init__(self, run: TrainedModel, engine: Engine, places: int) -> None:
+        """`places` is the maximum number of rows that are computed at a time."""
+        self.run, self.engine, self.places = run, engine, places
 
     def __call__(self, rows: Sequence[Row], more: More) -> Iterator[None]:
         """Compute rows with equal keys, and yield after each step."""
@@ -122,7 +134,7 @@ class BatchRunner:
                 rows[index].finish(hypotheses)
             yield
 
-    def _job(self, rows: Sequence[Row], tasks: Sequence[Decode]) -> Any:
+    def _job(self, rows: Sequence[Row], tasks: Sequence[Decode]) -> Job:
         assert isinstance(self.engine, Native)
         job = self.engine.job(
             [task.ids for task in tasks],
@@ -134,11 +146,47 @@ class BatchRunner:
         )
         return replace(job, cancelled=lambda index: rows[index].unwanted)
 
-    def _decode(self, rows: Sequence[Row], tasks: Sequence[Decode], more: More) -> Iterator[None]:  # noqa: ARG002
-        for finished in tasks[0].search.find_by_row(self._job(rows, tasks)):
+    def _decode(self, rows: Sequence[Row], tasks: Sequence[Decode], more: More) -> Iterator[None]:
+        job, search = self._job(rows, tasks), tasks[0].search
+        on_device = job.models.device_search
+        if isinstance(search, Beam) and on_device is not None and on_device.accepts(job, search):
+            rows = list(rows)
+            yield from self._decode_on_device(rows, job, search, more)
+            rows = [row for row in rows if not row.done and not row.unwanted]
+            job = self._job(rows, [cast(Decode, row.task) for row in rows]) if rows else None
+        for finished in search.find_by_row(job) if job is not None else ():
             for index, hypotheses in finished:
                 rows[index].finish(hypotheses)
             yield
+
+    def _decode_on_device(self, rows: list[Row], job: Job, search: Beam, more: More) -> Iterator[None]:
+        """Decode on the GPU, where waiting rows take the places of finished ones; add these to `rows`.
+
+        The rows that the search on the GPU cannot decode have no result at the end.
+        """
+
+        def request(row: Row) -> Request:
+            task = cast(Decode, row.task)
+            return Request(tuple(task.ids), task.limits.min_len, task.limits.most(len(task.ids)))
+
+        def refill(number: int, takes: Callable[[Request], bool]) -> list[Request]:
+            added = more(number, lambda row: takes(request(row)))
+            rows.extend(added)
+            return [request(row) for row in added]
+
+        live = replace(job, cancelled=lambda number: rows[number].unwanted)
+        try:
+            for finished in job.models.device_search.find_by_row(live, search, self.places, refill):
+                for number, hypotheses in finished:
+                    if hypotheses is not None:
+                        rows[number].finish(hypotheses)
+                yield
+        except NotOnDeviceError as error:
+            log_once(HOST + str(error))
+        except SpecError as error:
+            if not error.path.endswith("max_len"):  # the model may have too few learned positions for the longest text
+                raise
+            log_once(HOST + str(error))
 
     def _stream(self, rows: Sequence[Row], tasks: Sequence[Decode]) -> Iterator[None]:
         for pieces in tasks[0].search.stream(self._job(rows, tasks)):

@@ -9,24 +9,29 @@ from typing import Any
 
 from regard.errors import DataError
 
-_NAMES = """
-af Afrikaans, am Amharic, an Aragonese, ar Arabic, as Assamese, az Azerbaijani, be Belarusian, bg Bulgarian, bn Bengali,
-br Breton, bs Bosnian, ca Catalan, cs Czech, cy Welsh, da Danish, de German, dz Dzongkha, el Greek, en English,
-eo Esperanto, es Spanish, et Estonian, eu Basque, fa Persian, fi Finnish, fo Faroese, fr French, fy Frisian, ga Irish,
-gd Scottish Gaelic, gl Galician, gu Gujarati, ha Hausa, he Hebrew, hi Hindi, hr Croatian, ht Haitian Creole,
-hu Hungarian, hy Armenian, id Indonesian, ig Igbo, is Icelandic, it Italian, ja Japanese, jv Javanese, ka Georgian,
-kk Kazakh, km Khmer, kn Kannada, ko Korean, ku Kurdish, ky Kyrgyz, la Latin, lb Luxembourgish, lo Lao, lt Lithuanian,
-lv Latvian, mg Malagasy, mi Maori, mk Macedonian, ml Malayalam, mn Mongolian, mr Marathi, ms Malay, mt Maltese,
-my Burmese, nb Norwegian Bokmål, ne Nepali, nl Dutch, nn Norwegian Nynorsk, no Norwegian, ny Chichewa, oc Occitan,
-om Oromo, or Odia, pa Punjabi, pl Polish, ps Pashto, pt Portuguese, qu Quechua, ro Romanian, ru Russian, rw Kinyarwanda,
-sa Sanskrit, sd Sindhi, se Northern Sami, si Sinhala, sk Slovak, sl Slovenian, sm Samoan, sn Shona, so Somali,
-sq Albanian, sr Serbian, st Southern Sotho, su Sundanese, sv Swedish, sw Swahili, ta Tamil, te Telugu, tg Tajik,
-th Thai, ti Tigrinya, tk Turkmen, tl Tagalog, tn Tswana, tr Turkish, ts Tsonga, tt Tatar, ug Uyghur, uk Ukrainian,
-ur Urdu, uz Uzbek, vi Vietnamese, vo Volapük, wa Walloon, wo Wolof, xh Xhosa, yi Yiddish, yo Yoruba, zh Chinese,
-zu Zulu
-"""
+_NAMES = (
+    "af Afrikaans, am Amharic, an Aragonese, ar Arabic, as Assamese, az Azerbaijani, be Belarusian, "
+    "bg Bulgarian, bn Bengali, br Breton, bs Bosnian, ca Catalan, cs Czech, cy Welsh, da Danish, de German, "
+    "dz Dzongkha, el Greek, en English, eo Esperanto, es Spanish, et Estonian, eu Basque, fa Persian, "
+    "fi Finnish, "
+    "fo Faroese, "  # codespell:ignore fo
+    "fr French, fy Frisian, ga Irish, gd Scottish Gaelic, gl Galician, gu Gujarati, ha Hausa, he Hebrew, "
+    "hi Hindi, hr Croatian, ht Haitian Creole, hu Hungarian, hy Armenian, id Indonesian, ig Igbo, "
+    "is Icelandic, it Italian, ja Japanese, jv Javanese, ka Georgian, kk Kazakh, km Khmer, kn Kannada, "
+    "ko Korean, ku Kurdish, ky Kyrgyz, la Latin, lb Luxembourgish, lo Lao, lt Lithuanian, lv Latvian, "
+    "mg Malagasy, mi Maori, mk Macedonian, ml Malayalam, mn Mongolian, mr Marathi, ms Malay, mt Maltese, "
+    "my Burmese, nb Norwegian Bokmål, ne Nepali, nl Dutch, nn Norwegian Nynorsk, no Norwegian, ny Chichewa, "
+    "oc Occitan, om Oromo, or Odia, pa Punjabi, pl Polish, ps Pashto, pt Portuguese, qu Quechua, ro Romanian, "
+    "ru Russian, rw Kinyarwanda, sa Sanskrit, sd Sindhi, se Northern Sami, si Sinhala, sk Slovak, "
+    "sl Slovenian, sm Samoan, sn Shona, so Somali, sq Albanian, sr Serbian, st Southern Sotho, su Sundanese, "
+    "sv Swedish, sw Swahili, ta Tamil, "
+    "te Telugu, "  # codespell:ignore te
+    "tg Tajik, th Thai, ti Tigrinya, tk Turkmen, tl Tagalog, tn Tswana, tr Turkish, ts Tsonga, tt Tatar, "
+    "ug Uyghur, uk Ukrainian, ur Urdu, uz Uzbek, vi Vietnamese, vo Volapük, wa Walloon, wo Wolof, xh Xhosa, "
+    "yi Yiddish, yo Yoruba, zh Chinese, zu Zulu"
+)
 NAMES: Mapping[str, str] = MappingProxyType(
-    dict(re.match(r"(\S+) (.+)", entry.strip()).groups() for entry in " ".join(_NAMES.split()).split(", "))  # type: ignore[union-attr]
+    dict(re.match(r"(\S+) (.+)", entry.strip()).groups() for entry in _NAMES.split(", "))  # type: ignore[union-attr]
 )
 
 

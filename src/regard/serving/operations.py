@@ -33,6 +33,7 @@ ERRORS: dict[int | str, dict[str, Any]] = {
         401: "The API key is missing or wrong.",
         403: "The host or the origin is not allowed.",
         404: "There is no such model.",
+        408: "The body of the request did not arrive in time.",
         413: "The request has too many bytes.",
         422: "A field is invalid, or the model cannot process the text.",
         429: "The queue is full; the header Retry-After contains the seconds to wait.",

@@ -8,7 +8,7 @@ from fastapi.responses import JSONResponse
 from pydantic import BaseModel, Field
 
 from regard.errors import RegardError
-from regard.inference.text import Output
+from regard.inference.text import NEW, Output
 from regard.runs.inspect import Attention
 from regard.serving.engine import submit
 from regard.serving.errors import ClientGoneError, RequestError, refused
@@ -168,6 +168,8 @@ async def generate(body: GenerationRequest, request: Request, service: Serving) 
     `end` and contains {"warnings": [...]}; if the computation fails, it has the name `error` instead.
     """
     model = service.model("generate", body.model)
+    if body.max_len is None and service.settings.max_new_tokens < NEW:
+        body.max_len = max(service.settings.max_new_tokens, body.min_len)
     if not body.stream:
         outputs, warnings = await _decode(request, service, model, body.prompts, body, name="prompts")
         response = GenerationResponse(model=model.name, outputs=_described(outputs), warnings=warnings)

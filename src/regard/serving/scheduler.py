@@ -11,12 +11,14 @@ from regard.serving.ticket import Row
 
 PATIENCE = 0.05  # seconds that rows wait before they start beside a running batch
 BATCHES = 8  # maximum number of batches that take turns, one step each
+FAIRNESS = 0.5  # seconds after which a row that cannot join a running batch keeps others from joining it
 AHEAD = 4  # rows of similar length are chosen from so many times the free places
 
 _log = logging.getLogger("regard.serving")
 
-# Computes rows with equal keys. Yields after each step. `more(n)` returns up to n further rows with the same key.
-More = Callable[[int], list[Row]]
+# Computes rows with equal keys. Yields after each step. `more(n, fits)` returns up to n further rows with the same key
+# for which `fits` is true.
+More = Callable[[int, Callable[[Row], bool]], list[Row]]
 Runner = Callable[[Sequence[Row], More], Iterator[None]]
 
 
@@ -122,17 +124,17 @@ class Scheduler:
             return []
         return self._take(self.waiting[0].rows[0], free)
 
-    def _take(self, head: Row, free: int) -> list[Row]:
+    def _take(self, head: Row, free: int, fits: Callable[[Row], bool] = lambda _: True) -> list[Row]:
         """Remove up to `free` rows with the key of `head` from the queue: `head`, and rows of similar length."""
         key = head.task.key
-        found: list[Row] = []
         same = [each for each in self.waiting if each.rows[0].task.key == key]
+        found: list[Row] = []
         turn = 0
         while len(found) < AHEAD * free:  # one row of every request, then the second row of every request, ...
             rows = [each.rows[turn] for each in same if turn < len(each.rows)]
             if not rows:
                 break
-            found += rows
+            found += filter(fits, rows)
             turn += 1
         found.sort(key=lambda row: row.task.length)
         at = found.index(head) if head in found else 0
@@ -146,24 +148,36 @@ class Scheduler:
             self.waiting.rotate(-1)
         return chosen
 
-    def _more(self, key: object, number: int) -> list[Row]:
-        """Remove up to `number` rows with this key from the queue, for places that became free in a running batch."""
+    def _more(self, key: object, number: int, fits: Callable[[Row], bool]) -> list[Row]:
+        """Remove up to `number` rows with this key from the queue, for places that became free in a running batch.
+
+        If a row that cannot join the batch has waited for half a second, return no rows, so that the batch ends.
+        """
         with self.changed:
             self._drop_cancelled()
-            head = next((each.rows[0] for each in self.waiting if each.rows[0].task.key == key), None)
-            return [] if head is None or number < 1 else self._take(head, number)
+            for each in self.waiting:
+                joins = each.rows[0].task.key == key and fits(each.rows[0])
+                if joins and number > 0:
+                    return self._take(each.rows[0], number, fits)
+                if not joins and time.monotonic() - each.since > FAIRNESS:
+                    return []
+            return []
 
     def _start(self, rows: list[Row]) -> None:
         batch = RunningBatch(rows)
         key = rows[0].task.key
 
-        def more(number: int) -> list[Row]:
-            added = self._more(key, number)
+        def more(number: int, fits: Callable[[Row], bool]) -> list[Row]:
+            added = self._more(key, number, fits)
             batch.rows = batch.left + added
             return added
 
         self.observe(len(rows))
-        batch.steps = self.runner(rows, more)
+        try:
+            batch.steps = self.runner(rows, more)
+        except Exception as error:
+            self._end(rows, error)
+            return
         with self.changed:
             self.running.append(batch)
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import TYPE_CHECKING, Unpack
 
 from regard.errors import DataError, SpecError, nearest
 from regard.inference.engine import Engine
@@ -28,58 +28,69 @@ MARGIN = 5  # seconds that remain for sending the last answers when the server s
 Report = Callable[[str], None]
 
 
-class _Options(LoadOptions, total=False):
-    quantize: str | None  # the type in which an export stores weights: int8 or float16
-    threads: int | None  # CPU threads
-    pairs: str | Sequence[str]  # languages, as RUN=en:de
-    api_key_file: str | Path | None  # file of API keys, one per line
-    allow_hosts: str | Sequence[str]  # further names of the server in the Host header
-    allow_origins: str | Sequence[str]  # web pages that may use the server
-    queue: int  # requests that may wait or run, per model
-    max_batch: int  # texts decoded together, per model
-    timeout: float  # seconds until a request is dropped
-    max_body: int  # bytes of a request
-    max_texts: int  # texts of a request
-    max_chars: int  # characters of a text
-    max_beam: int  # beam size
-    max_new_tokens: int  # tokens of an output
-    report: Report  # called with messages about the server
-    extend: "Callable[[FastAPI], None] | None"  # adds routes to the application before it starts
-
-
 @accepts(LoadOptions, load_runs)
-def serve(
+def serve(  # noqa: PLR0913  # the options of the command line
     runs: str | Path | TrainedModel | Sequence[str | Path | TrainedModel],
     *,
     host: str = "127.0.0.1",
     port: int = 8000,
+    pairs: str | Sequence[str] = (),
+    api_key_file: str | Path | None = None,
+    allow_hosts: str | Sequence[str] = (),
+    allow_origins: str | Sequence[str] = (),
     engine: str = "native",
-    **options: Unpack[_Options],
+    quantize: str | None = None,
+    threads: int | None = None,
+    max_batch: int = 64,
+    queue: int = 256,
+    timeout: float = 60.0,
+    max_body: int = 1 << 20,
+    max_texts: int = 128,
+    max_chars: int = 10_000,
+    max_beam: int = 16,
+    max_new_tokens: int = 2048,
+    report: Report = lambda _: None,
+    extend: "Callable[[FastAPI], None] | None" = None,
+    **loading: Unpack[LoadOptions],
 ) -> None:
     """Serve trained models over HTTP, and return when the process receives SIGTERM or SIGINT.
 
         regard.serve("runs/mine", port=8000, pairs="en:de")
 
     All requests that were accepted are answered before the function returns. Port 0 stands for any free port. API keys
-    are read from `api_key_file` or from the environment variable REGARD_API_KEY, one per line.
+    are read from `api_key_file` or from the environment variable REGARD_API_KEY, one per line. `report` is called with
+    messages about the server. `extend` is called with the application before it starts, and may add routes.
     """
     check_installed()
-    given: dict[str, Any] = dict(options)
-    loading = {name: given.pop(name) for name in LoadOptions.__annotations__ if name in given}
-    report, threads = given.pop("report", lambda _: None), given.pop("threads", None)
-    extend, quantize = given.pop("extend", None), given.pop("quantize", None)
-    keys = read_keys(given.pop("api_key_file", None))
-    pair_options = several(given.pop("pairs", ()))
-    hosts, origins = (tuple(several(given.pop(name, ()))) for name in ("allow_hosts", "allow_origins"))
-    if engine != "native" and loading.get("device", "auto") == "auto":
+    keys = read_keys(api_key_file)
+    if engine != "native":
+        if loading.get("device", "auto") not in {"auto", "cpu"}:
+            message = f"the engine {engine!r} computes on the CPU, not on {loading.get('device')!r}; leave out --device"
+            raise SpecError("--device", message)
+        if loading.get("plain"):
+            raise SpecError("--plain", "applies only to the native engine; leave out --plain or --engine")
         loading["device"] = "cpu"
     with listen(host, port) as listener, cpu_threads(threads):
         models = named(load_runs(runs, **loading))
-        pairs = pairs_of(models, pair_options)
-        settings = Settings(host, pairs, keys, hosts, origins, **given)
+        settings = Settings(
+            host=host,
+            pairs=pairs_of(models, several(pairs)),
+            keys=keys,
+            allow_hosts=tuple(several(allow_hosts)),
+            allow_origins=tuple(several(allow_origins)),
+            queue=queue,
+            max_batch=max_batch,
+            timeout=timeout,
+            max_body=max_body,
+            max_texts=max_texts,
+            max_chars=max_chars,
+            max_beam=max_beam,
+            max_new_tokens=max_new_tokens,
+        )
         engines = load_engines(models, engine, quantize, threads, report)
         for name, run in models.items():
-            languages = f", {pairs[name].source} to {pairs[name].target}" if name in pairs else ""
+            pair = settings.pairs.get(name)
+            languages = f", {pair.source} to {pair.target}" if pair else ""
             report(f"{name}: {run.command}{languages}, {run.parameters:,} parameters, {engine} engine on {run.device}")
         run_server(models, settings, engines, listener, report, extend)
 

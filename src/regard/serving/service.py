@@ -96,7 +96,7 @@ class Service:
             ends = SpecialTokens(tokenizer.bos, tokenizer.eos, tokenizer.pad)
             engine = Native([run.model] if isinstance(run.model, Generator) else [], ends, run.device)
         observe = self.metrics.batch.labels(name).observe
-        scheduler = Scheduler(BatchRunner(run, engine), self.settings.max_batch, observe)
+        scheduler = Scheduler(BatchRunner(run, engine, self.settings.max_batch), self.settings.max_batch, observe)
         return ServedModel(name, run, scheduler, engine, self.settings.pairs.get(name))
 
     def model(self, command: str, name: str | None) -> ServedModel:

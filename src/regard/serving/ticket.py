@@ -69,11 +69,13 @@ class Decode:
     number: int  # index of the text in its request, for the random numbers of sampling
     translates: bool
     streamed: bool = False
+    same_rules: bool = False  # True: only rows with the same constraints share a batch, as the search on a GPU requires
 
     @property
     def key(self) -> Hashable:
         """Rows with equal keys can be decoded in one batch."""
-        return Decode, self.search, self.translates, self.streamed, bool(self.rules.required)
+        rules = self.rules if self.same_rules else bool(self.rules.required)
+        return Decode, self.search, self.translates, self.streamed, rules
 
     @property
     def length(self) -> int:

@@ -21,6 +21,7 @@ ONLY_COMMAND: Mapping[str, Mapping[str, str]] = {
     "train": PRINTS | {"no_cache": "cache"},
     "resume": PRINTS | {"run": "path"},
     "ablate": PRINTS,
+    "serve": PRINTS,
     "compare": PRINTS | {"plot": "RunComparison.plot"},
 }
 EMPTY = (None, (), "", [])

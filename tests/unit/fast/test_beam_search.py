@@ -474,3 +474,57 @@ def test_a_step_that_waits_for_the_device_is_never_captured(
     compare(translator(VOCAB), ROWS, Beam(3, 2))
     assert events == ["tested"]
     assert [message.rpartition(": ")[2] for message in caplog.messages] == ["it waits for the host"]
+
+
+def test_requests_that_arrive_later_take_free_slots() -> None:
+    model, spec = translator(VOCAB, eos=2.0), Beam(4, 2)
+    rows = random_rows(14, VOCAB, seed=1)
+    job = make_job(model, rows)
+    later, order = device.requests_of(job), list(range(3))
+    first = max(range(14), key=lambda row: len(later[row].ids))
+    order[0] = first  # the longest source, which determines the width
+    order = list(dict.fromkeys([*order, *range(3)]))[:3]
+    arriving = [row for row in range(14) if row not in order]
+
+    def more(number: int, takes: Callable[[Request], bool]) -> list[Request]:
+        added = [arriving.pop(0) for _ in range(min(number, 2, len(arriving)))]
+        assert all(takes(later[row]) for row in added)
+        order.extend(added)
+        return [later[row] for row in added]
+
+    config = search_config(job, spec)
+    outputs: dict[int, list[Hypothesis] | None] = {}
+    begin = [later[row] for row in order]
+    for finished in device.search_continuously(job.models, config, begin, 4, CPU, more):
+        assert not torch.is_inference_mode_enabled()
+        outputs |= {order[number]: result for number, result in finished}
+    assert_same([outputs[row] for row in range(14)], search(job, spec))
+
+
+def test_slot_of_a_cancelled_request_is_free_for_the_next() -> None:
+    model, spec = translator(VOCAB, eos=2.0), Beam(3)
+    rows = random_rows(6, VOCAB, seed=2)
+    job = make_job(model, rows, limits=Limits(max_len=40))
+    cancelled = {1, 2}
+    found = device.search_continuously(
+        job.models, search_config(job, spec), device.requests_of(job), 2, CPU, cancelled=cancelled.__contains__
+    )
+    outputs = {number: result for finished in found for number, result in finished}
+    assert {0, 3, 4, 5} <= outputs.keys()
+    expected = search(job, spec)
+    assert_same([outputs[row] for row in (0, 3, 4, 5)], [expected[row] for row in (0, 3, 4, 5)])
+
+
+def test_two_searches_at_the_same_time_have_decoders_of_their_own() -> None:
+    model, spec = translator(VOCAB, eos=2.0), Beam(3)
+    jobs = [make_job(model, random_rows(5, VOCAB, seed=seed)) for seed in (3, 3)]
+    running = [
+        device.search_continuously(job.models, search_config(job, spec), device.requests_of(job), 2, CPU)
+        for job in jobs
+    ]
+    outputs: list[dict[int, list[Hypothesis] | None]] = [{}, {}]
+    for steps in zip(*running, strict=True):  # one step of each in turn
+        for output, finished in zip(outputs, steps, strict=True):
+            output |= dict(finished)
+    for job, output in zip(jobs, outputs, strict=True):
+        assert_same([output[row] for row in range(5)], search(job, spec))

@@ -28,7 +28,7 @@ def upper(document: str) -> str:
         ("<p>one</p>\n<p>two</p>", "<p>ONE</p>\n<p>TWO</p>"),
         ('<p class="one" title="two">one</p>', '<p class="one" title="two">ONE</p>'),
         ("one<br/>two<hr>three", "ONE<br/>TWO<hr>THREE"),
-        ("<script>var one = '<b>';</script>one<style>p{}</style>", "<script>var one = '<b>';</script>ONE<style>p{}</style>"),
+        ("<script>a = '<b>';</script>one<style>p{}</style>", "<script>a = '<b>';</script>ONE<style>p{}</style>"),
         ("<!-- one --><!DOCTYPE html>one", "<!-- one --><!DOCTYPE html>ONE"),
         ("<p>one <code>two</code> three</p>", "<p>ONE <code>two</code> THREE</p>"),
         ('<p translate="no">one <p>two</p></p>three', '<p translate="no">one <p>two</p></p>THREE'),

@@ -1,3 +1,5 @@
+# ruff: noqa: RUF001  # marks of other scripts look like those of ASCII
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
