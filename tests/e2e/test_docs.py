@@ -164,6 +164,18 @@ def test_deployment_page_translates_without_regard(run: Path, tmp_path: Path, mo
     assert json.loads(python("-c", absent + program, *texts)) == expected
 
 
+def test_inspection_page_runs(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "runs" / "mine").symlink_to(run)
+    for language, block in blocks(text("docs/inspection.md")):
+        if language == "python":
+            exec(block, {})
+    for command in commands(blocks(text("docs/inspection.md"))):
+        assert regard(*command[1:]).returncode == 0
+    assert {"attention.svg", "recording.json"} <= {path.name for path in tmp_path.iterdir()}
+
+
 @pytest.mark.usefixtures("desk")
 def test_readme_commands_run() -> None:
     words = " ".join(word for command in commands(blocks(text("README.md"))) for word in command)

@@ -9,7 +9,7 @@ import typer
 from regard.cli.base import INSIDE, AsJson, console, print_json
 from regard.cli.input_lines import lines_of
 from regard.cli.options import Loading, command
-from regard.errors import DataError
+from regard.errors import DataError, SpecError
 
 if TYPE_CHECKING:
     from regard.inspection.recording import Recording
@@ -51,6 +51,8 @@ def attention(
     """
     from regard.runs.inspect import attention as record
 
+    if as_json and head is not None:
+        raise SpecError("--head", "applies to pictures; --json prints all heads of a layer; leave out one of the two")
     loading.set_threads()
     options = {"kind": kind, "layer": layer, "head": head, "words": words, "out": out}
     read = _standard_input() if text is None else text
@@ -80,7 +82,7 @@ def _print(recording: "Recording", kind: str | None, layer: int | None, head: in
     heads = recording.attention[kind][-1].shape[0]
     number = numbers[-1] if layer is None else layer
     which = f"head {head}" if head is not None else f"mean of {heads} heads" if heads > 1 else "its only head"
-    known = f" of 0 to {numbers[-1]}" if layer is None else ""
+    known = f" of 0 to {numbers[-1]}" if layer is None and len(numbers) > 1 else ""
     title = f"{kind}, layer {number}{known}, {which}. Rows: queries. Columns: keys."
     screen.print(title, markup=False)
     screen.print()

@@ -42,7 +42,7 @@ def check(
     beams       the score of a beam equals that of its tokens in one parallel pass
     batch       the output of a row does not depend on the other rows
     positions   token order matters if and only if a part declares that it does
-    inspection  recorded attention weights sum to one; recording changes no output
+    inspection  recorded attention is what the model used; recording changes nothing
     records     a model spec saved as JSON loads unchanged; misspelt keys are errors
     parameters  every parameter gets a gradient; parameter counts are exact
     storage     no tensor is stored twice; saved weights load exactly

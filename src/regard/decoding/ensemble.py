@@ -55,7 +55,7 @@ class Decodings:
                     "coverage", "the coverage penalty needs cross-attention, which this model lacks; set it to 0"
                 )
             layers.append(recorded[-1][:, :, -1].mean(1))
-            decoding.trace.weights.clear()
+            decoding.trace.clear()
         if len({attention.shape for attention in layers}) > 1:
             raise SpecError("coverage", "these models read sources of different lengths; set it to 0")
         return torch.stack(layers).mean(0)

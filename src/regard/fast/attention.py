@@ -512,7 +512,7 @@ class FastSelfAttention(SelfAttentionModule):
         if state is not None:
             k, v, view = state.append(k, v, view)
         if ctx.trace is not None and ctx.trace.wants(self.name, (*q.shape[:3], k.shape[2])):
-            ctx.trace.add(self.name, self.weights(q, k, view, state))
+            ctx.trace.add(self.name, self.weights(q, k, view, state, ctx.trace.rows))
         whole = state is None and has_kernels(x) and self.is_fused(view)
         fused = qkv.unflatten(-1, (3, self.heads, -1)) if whole else None
         y = attend(q, k, v, view, scale=self.scale, dropout=self.dropout if self.training else 0.0, qkv=fused)
@@ -528,9 +528,9 @@ class FastSelfAttention(SelfAttentionModule):
         equal = len(self.widths) == 3 and len(set(self.widths)) == 1  # two widths: a tied projection
         return not rotated and unnormed and self.kv_heads == self.heads and equal
 
-    def weights(self, q: Tensor, k: Tensor, view: View, state: Cache | BeamCache | None) -> Tensor:
-        """Return the attention weights of every batch row, to be recorded in a trace."""
-        weights = attention_weights(q, k, view, self.scale)
+    def weights(self, q: Tensor, k: Tensor, view: View, state: Cache | BeamCache | None, rows: slice | None) -> Tensor:
+        """Return the attention weights of every batch row, for the queries `rows`, to be recorded in a trace."""
+        weights = attention_weights(q, k, view, self.scale, rows)
         if not isinstance(state, BeamCache):
             return weights
         assert view.mask.k_pos is not None

@@ -20,6 +20,7 @@ def as_record(recording: "Recording", states: bool) -> dict[str, Any]:
         "words": {side: list(words) for side, words in recording.words.items()},
         "ids": {side: list(ids) for side, ids in recording.ids.items()},
         "layers": {kind: list(numbers) for kind, numbers in recording.layers.items()},
+        "queries": {kind: list(found) for kind, found in recording.queries.items()},
         "attention": {kind: [rounded(x) for x in layers] for kind, layers in recording.attention.items()},
         "routing": {kind: [_routing(x) for x in layers] for kind, layers in recording.routing.items()},
         "norms": {side: [rounded(x) for x in layers] for side, layers in recording.norms.items()},

@@ -36,7 +36,7 @@ def head_of(model: Model) -> Callable[[Float[Tensor, "n D"]], Float[Tensor, "n V
     return None
 
 
-def readout(model: Model) -> Callable[[Float[Tensor, "n D"]], Float[Tensor, "n D"]]:
+def readout(model: Model) -> Callable[[Float[Tensor, "B T D"]], Float[Tensor, "B T D"]]:
     """Return the function that the model applies between the output of its last block and the head."""
     if isinstance(model, MaskedLMModel):
         end = _end(model.encoder)
@@ -71,9 +71,9 @@ def lens_states(
                 f"the logit lens leaves out layer {layer}, whose width {x.shape[-1]} is not the {width} of the last"
             )
         elif normed and layer == len(states) - 1:
-            made.append((layer, _after_stack(model)(x)))
+            made.append((layer, _after_stack(model)(x[None])[0]))
         else:
-            made.append((layer, between(x)))
+            made.append((layer, between(x[None])[0]))
     return made, left_out
 
 

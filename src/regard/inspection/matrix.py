@@ -10,7 +10,7 @@ from regard.errors import SpecError, nearest
 from regard.inspection.words import by_words, joined
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Matrix:
     """Attention weights of one head, or the mean of all heads, with the labels of queries (rows) and keys (columns)."""
 
@@ -21,22 +21,32 @@ class Matrix:
 
 @dataclass(frozen=True, slots=True)
 class Axes:
-    """What the rows and columns of a kind of attention stand for: tokens with their words, or numbered groups."""
+    """What the rows and columns of a kind of attention stand for: tokens with their words, or numbered groups.
+
+    `queries` has the first query and the end of the kinds of attention of which only these queries are recorded.
+    """
 
     tokens: Mapping[str, Sequence[str]]
     words: Mapping[str, Sequence[int]]
+    queries: Mapping[str, tuple[int, int]]
 
     def labels(self, kind: str, weights: Float[Tensor, "... T S"], words: bool) -> tuple[tuple[str, ...], ...]:
         """Return the labels of rows and columns. Queries or keys that are not tokens are numbered from 1."""
         made = []
-        for side, size in zip(self.sides(kind, weights), weights.shape[-2:], strict=True):
+        for side, here, size in zip(self.sides(kind, weights), self.ranges(kind), weights.shape[-2:], strict=True):
             if side is None:
-                made.append(tuple(str(number + 1) for number in range(size)))
+                made.append(tuple(str(here.start + number + 1) for number in range(size)))
             elif words:
-                made.append(tuple(joined(self.tokens[side], self.words[side])))
+                indices = self.words[side][here]
+                made.append(tuple(joined(self.tokens[side][here], [index - indices[0] for index in indices])))
             else:
-                made.append(tuple(self.tokens[side]))
+                made.append(tuple(self.tokens[side][here]))
         return tuple(made)
+
+    def ranges(self, kind: str) -> tuple[slice, slice]:
+        """Return the ranges of queries and keys that are recorded, as slices of the tokens."""
+        first, end = self.queries.get(kind, (0, None))
+        return slice(first, end), slice(0, None)
 
     def sides(self, kind: str, weights: Float[Tensor, "... T S"]) -> tuple[str | None, str | None]:
         """Return the sides whose tokens are the queries and the keys, or None for those that are not tokens.
@@ -47,12 +57,15 @@ class Axes:
         own = kind.partition(".")[0]
         key = None if kind.endswith(".mixtures") else "encoder" if kind.endswith(".cross") else own
         queries, keys = weights.shape[-2:]
-        rows = own if queries == len(self.tokens[own]) else None
+        rows = own if queries == len(self.tokens[own][self.ranges(kind)[0]]) else None
         return rows, key if key is not None and keys == len(self.tokens[key]) else None
 
     def by_word(self, kind: str, weights: Float[Tensor, "... T S"]) -> Float[Tensor, "... W V"]:
         """Return attention between words: the sum over the subwords of a key, the mean over those of a query."""
-        indices = (None if side is None else self.words[side] for side in self.sides(kind, weights))
+        indices = []
+        for side, here in zip(self.sides(kind, weights), self.ranges(kind), strict=True):
+            found = None if side is None else self.words[side][here]
+            indices.append(None if found is None else [index - found[0] for index in found])
         return by_words(weights, *indices)
 
 

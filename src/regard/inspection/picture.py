@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 FORMATS = (".png", ".svg")
 LARGEST = 40.0  # inches; no picture is much wider or higher
 PANEL = 1.6  # inches; width and height of a matrix in a grid
+SHORT, LONG = 8, 40  # characters of a label; longer ones are cut
 FEW = 24  # labels; a grid has the labels of tokens only up to this number
 PLAIN: dict[str, Any] = {"parse_math": False, "usetex": False}
 
@@ -111,8 +112,11 @@ def _label(
     known: Callable[[str], bool],
     below: bool = False,
 ) -> None:
-    """Write the labels of rows and columns, with font sizes `sizes` (columns, rows), above or below the matrix."""
-    labels = [[fit(readable(text, known), 40) for text in texts] for texts in (columns, rows)]
+    """Write the labels of rows and columns, with font sizes `sizes` (columns, rows), above the matrix or `below` it.
+
+    Labels below a matrix are short, because they are above the next one.
+    """
+    labels = [[fit(readable(text, known), SHORT if below else LONG) for text in texts] for texts in (columns, rows)]
     axes.set_xticks(range(len(columns)), labels[0], rotation=90, fontsize=sizes[0], fontfamily=families, **PLAIN)
     axes.set_yticks(range(len(rows)), labels[1], fontsize=sizes[1], fontfamily=families, **PLAIN)
     if not below:

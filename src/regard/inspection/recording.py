@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -17,19 +17,20 @@ from regard.inspection.description import as_record, described
 from regard.inspection.logit_lens import LensLayer, head_of, lens_states
 from regard.inspection.matrix import Axes, Matrix, head_of_layer, layer_of
 from regard.inspection.predictions import Prediction, predictions
-from regard.inspection.record import evaluation, recorded_states
+from regard.inspection.record import evaluation
 from regard.inspection.saving import save
 from regard.inspection.selection import LIMIT, Budget, Selection, SelectiveTrace
 from regard.inspection.sides import Sides, only_row
 from regard.inspection.words import joined
 from regard.models.base import Classifier, Generator, LanguageModel, Model
 from regard.models.encoder_only import MaskedLMModel
+from regard.models.hidden_states import recorded_states
 
 UNKNOWN = -1  # label of a token that no token is known to follow
 AGREES = 1e-4  # largest difference of probabilities that is rounding
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Routing:
     """The experts, or values of a memory, that one layer chose for each token: K of `total` per head, and weights."""
 
@@ -38,7 +39,7 @@ class Routing:
     total: int
 
 
-@dataclass(frozen=True, repr=False)
+@dataclass(frozen=True, repr=False, eq=False)
 class Recording:
     """What a model computes for one text. Dicts are keyed by "encoder" and "decoder", or by the kind of attention.
 
@@ -48,6 +49,7 @@ class Recording:
     `states["decoder"]` are the input of the first layer and the outputs of all layers, and `norms` their L2 norms.
     `predictions` has the distribution of the next token at every position, and `logit_lens` the same for every layer.
     The states of a ByteNet encoder include the columns after the source, and those of a funnel are fewer than tokens.
+    If only some queries are recorded, `queries["decoder.cross"]` is (first, last + 1).
     `notes` has a sentence for each thing that could not be recorded.
     """
 
@@ -62,6 +64,7 @@ class Recording:
     logit_lens: Sequence[LensLayer]
     layers: Mapping[str, Sequence[int]]
     notes: Sequence[str] = ()
+    queries: Mapping[str, tuple[int, int]] = field(default_factory=dict)
 
     def weights(self, kind: str, layer: int = -1, head: int | None = None) -> Float[Tensor, "T S"]:
         """Return the attention weights of one head, or the mean of all heads. Layers and heads are counted from 0."""
@@ -80,7 +83,7 @@ class Recording:
     @property
     def axes(self) -> Axes:
         """The tokens and words that the rows and columns of attention stand for."""
-        return Axes(self.tokens, self.words)
+        return Axes(self.tokens, self.words, self.queries)
 
     def to_words(self) -> "Recording":
         """Return the attention between words instead of tokens: a recording of attention whose tokens are words."""
@@ -96,7 +99,13 @@ class Recording:
             logit_lens=(),
             layers={kind: self.layers[kind] for kind in self.attention},
             notes=self.notes,
+            queries={kind: self._word_range(kind) for kind in self.queries},
         )
+
+    def _word_range(self, kind: str) -> tuple[int, int]:
+        """Return the index of the first word whose queries are recorded, and that after the last."""
+        words = self.words[kind.partition(".")[0]][slice(*self.queries[kind])]
+        return words[0], words[-1] + 1
 
     def draw(
         self, kind: str | None = None, layer: int = -1, head: int | None = None, words: bool = False, width: int = 80
@@ -118,8 +127,9 @@ class Recording:
     ) -> None:
         """Write attention to a PNG or SVG picture, or the recording to a JSON file, as the ending of `path` names.
 
-        A picture has one matrix if `layer` and `head` are given, and otherwise a grid: a row per layer, a column per
-        head. `kind` is a key of `attention`, by default the last one. Pictures need matplotlib.
+        `kind`, by default the last one, and `layer` select the attention. A picture has one matrix if a layer and a
+        head are given, and otherwise a grid: a row per layer, a column per head. Pictures need matplotlib. A JSON file
+        has all heads, and if neither kind nor layer is given, all attention.
         """
         save(self, Path(path), kind, layer, head, words)
 
@@ -148,6 +158,7 @@ def record(  # noqa: PLR0913  # the parts of one recording
     top: int = 5,
     keep: Iterable[str] | None = None,
     layers: Iterable[int] | None = None,
+    queries: slice | None = None,
     limit: int = LIMIT,
 ) -> Recording:
     """Return the recording of one row of a batch, without its padding. The outputs of the model do not change.
@@ -155,11 +166,12 @@ def record(  # noqa: PLR0913  # the parts of one recording
     `tokenizers` ("source" and "target", or one of any name) give tokens and words their texts; without them, tokens are
     named by their ids. `labels` are the names of the classes of a classifier. `keep` selects parts: "attention",
     "routing", "states", "norms", "predictions", "logit_lens", or kinds of attention such as "decoder.cross". `layers`
-    selects layers of attention and routing, counted from 0. Above `limit` bytes of weights and states, an error is
-    raised before they are allocated.
+    selects layers of attention and routing, counted from 0. `queries` selects the tokens whose attention is recorded,
+    such as slice(-10, None) for the last 10. Above `limit` bytes of weights and states, an error is raised before they
+    are allocated.
     """
     require_data(top >= 1, f"top: must be at least 1, not {top}")
-    selection = Selection.of(keep, layers)
+    selection = Selection.of(keep, layers, queries)
     one = only_row(batch, row)
     sides = Sides.of(model, one, tokenizers or {}, labels)
     with evaluation(model):
@@ -180,6 +192,7 @@ def record(  # noqa: PLR0913  # the parts of one recording
         logit_lens=lens,
         layers=trace.layers,
         notes=notes,
+        queries=trace.queries,
     )
 
 

@@ -1,6 +1,7 @@
 """Write a recording to a file: a picture of its attention, or JSON."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -23,7 +24,9 @@ def save(
     if words:
         recording = recording.to_words()
     if path.suffix.lower() == ".json":
-        _write_json(recording, path)
+        if head is not None:
+            raise SpecError("head", "a JSON file has all heads of a layer; leave it out")
+        _write_json(_only(recording, kind, layer), path)
         return
     kind = recording.kind_of(kind)
     numbers = recording.layers.get(kind, ()) if layer is None else (layer,)
@@ -39,6 +42,17 @@ def save(
         each = [(h, recording.matrix(kind, number, h)) for h in heads]
         panels.append([(f"layer {number} head {h}", m.weights.cpu(), m.rows, m.columns) for h, m in each])
     picture.grid(panels, path, kind)
+
+
+def _only(recording: "Recording", kind: str | None, layer: int | None) -> "Recording":
+    """Return the recording with the attention of one kind or layer, if they are given."""
+    if kind is None and layer is None:
+        return recording
+    name = recording.kind_of(kind)
+    numbers = recording.layers.get(name, ()) if layer is None else (layer,)
+    found = [layer_of(recording.attention, recording.layers, name, number) for number in numbers]
+    routing = {each: recording.layers[each] for each in recording.routing}
+    return replace(recording, attention={name: found}, layers=routing | {name: list(numbers)})
 
 
 def check_path(path: Path) -> None:

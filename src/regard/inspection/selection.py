@@ -17,15 +17,16 @@ LIMIT = 2**30  # bytes
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """The parts of a recording to store: `parts` of `PARTS`, and the `kinds` and `layers` of attention (None: all)."""
+    """The parts of a recording to store: `parts` of `PARTS`; kinds, layers and queries of attention (None: all)."""
 
     parts: frozenset[str]
     kinds: frozenset[str] | None = None
     layers: frozenset[int] | None = None
+    queries: slice | None = None
 
     @classmethod
-    def of(cls, keep: Iterable[str] | None, layers: Iterable[int] | None) -> "Selection":
-        """Return the selection for a list of parts and kinds of attention, and the layers of attention, from 0.
+    def of(cls, keep: Iterable[str] | None, layers: Iterable[int] | None, queries: slice | None = None) -> "Selection":
+        """Return the selection for a list of parts and kinds of attention, layers of attention (from 0), and queries.
 
         A kind such as "decoder.cross" selects only the attention of this kind. If `keep` is None, all is stored.
         """
@@ -39,7 +40,9 @@ class Selection:
         negative = sorted(number for number in numbers or () if number < 0)
         if negative:
             raise SpecError("layers", f"are counted from 0; {negative[0]} is below 0")
-        return cls(parts, None if "attention" in names or not kinds else kinds, numbers)
+        if queries is not None and queries.step not in {None, 1}:
+            raise SpecError("queries", f"needs a range of neighbouring tokens, not {queries}; leave out the step")
+        return cls(parts, None if "attention" in names or not kinds else kinds, numbers, queries)
 
     def has_attention(self, kind: str, layer: int) -> bool:
         """Return whether the attention weights of this kind and layer are stored."""
@@ -63,7 +66,7 @@ class Budget:
         if self.spent > self.limit:
             raise DataError(
                 f"recording {what} for {shape[-2]:,} tokens would bring the recording to {_bytes(self.spent)}, above "
-                f"its limit of {_bytes(self.limit)}; record less (keep, layers), a shorter text, or raise the limit"
+                f"its limit of {_bytes(self.limit)}; record less (keep, layers, queries) or raise the limit"
             )
 
 
@@ -86,18 +89,37 @@ class SelectiveTrace(Trace):
     size: int = 4  # bytes of a weight
     layers: dict[str, list[int]] = field(default_factory=dict)
     seen: dict[str, int] = field(default_factory=dict)  # number of layers so far
+    expected: list[str] = field(default_factory=list)  # layers whose weights were asked for and have not come yet
+    queries: dict[str, tuple[int, int]] = field(default_factory=dict)  # first query and end, if not all are recorded
 
     def __post_init__(self) -> None:
         super().__init__()
+        self.rows = self.selection.queries
 
     def wants(self, name: str, shape: Sequence[int]) -> bool:
         layer = self.seen.get(name, 0)
         self.seen[name] = layer + 1
         if not self.selection.has_attention(name, layer):
             return False
+        if self.rows is not None:
+            first, end, _ = self.rows.indices(shape[2])
+            if end <= first:
+                raise SpecError("queries", f"none of the {shape[2]} queries of {name} is in the range; change it")
+            if self.queries.setdefault(name, (first, end)) != (first, end):
+                raise SpecError("queries", f"the layers of {name} have different numbers of queries; leave it out")
+            shape = (*shape[:2], end - first, shape[3])
         self.budget.claim(shape, self.size, f"the attention weights of {name}, layer {layer},")
         self.layers.setdefault(name, []).append(layer)
+        self.expected.append(name)
         return True
+
+    def add(self, name: str, weights: Float[Tensor, "B H T S"]) -> None:
+        # A layer from outside the package may add its weights without a call of `wants`.
+        if name in self.expected or self.wants(name, weights.shape):
+            self.expected.remove(name)
+            first, end = self.queries.get(name, (0, weights.shape[2]))
+            whole = weights.shape[2] != end - first  # from a layer that computes the weights of all queries
+            super().add(name, weights[:, :, first:end].clone() if whole else weights)
 
     def check(self) -> None:
         """Raise an error if a selected kind or layer of attention, or layer of experts, does not exist."""
@@ -106,10 +128,11 @@ class SelectiveTrace(Trace):
             if kind not in kinds:
                 hint = nearest(kind, kinds) if kinds else "this model has no attention"
                 raise SpecError("kind", f"there is no {kind!r} attention; {hint}")
-        most = max(self.seen.values(), default=0)
+        chosen = self.selection.kinds or self.seen.keys()
+        most = max((self.seen[kind] for kind in chosen), default=0)
         missing = sorted(layer for layer in self.selection.layers or () if layer >= most)
         if missing and most and self.selection.parts & {"attention", "routing"}:
-            raise SpecError("layer", f"there is no layer {missing[0]}; the model has {most}, counted from 0")
+            raise SpecError("layer", f"there is no layer {missing[0]}; there are {most}, counted from 0")
 
     def route(self, name: str, chosen: Int[Tensor, "B T H K"], weights: Float[Tensor, "B T H K"], total: int) -> None:
         layer = self.seen.get(name, 0)

@@ -1,6 +1,7 @@
 """Helpers for multi-head attention: head sizes, score scale, output projection, recorded weights, batches of beams."""
 
 import math
+from dataclasses import replace
 from typing import Literal, Protocol, runtime_checkable
 
 import torch
@@ -12,7 +13,7 @@ from regard.nn.checks import MOST_CHANNELS, MOST_HEADS, check_count
 from regard.nn.core import Role, Site
 from regard.nn.mask import Mask, View
 from regard.nn.pattern import AttentionPattern
-from regard.nn.position.base import Position, check_shared_sizes
+from regard.nn.position.base import Position, check_shared_sizes, query_positions
 
 Scale = float | Literal["sqrt", "none"]
 
@@ -144,11 +145,35 @@ def factor(scale: Scale, d_head: int) -> float:
     return float(factors.get(scale, scale))
 
 
-def attention_weights(q: Tensor, k: Tensor, view: View, scale: float) -> Float[Tensor, "B H T S"]:
-    """Compute the attention weights of `attend` again, without dropout and gradients, to record them in a trace."""
+def attention_weights(
+    q: Tensor, k: Tensor, view: View, scale: float, rows: slice | None = None
+) -> Float[Tensor, "B H T S"]:
+    """Compute the attention weights of `attend` again, without dropout and gradients, to record them in a trace.
+
+    `rows` selects queries; None: all. Their weights are computed without those of the other queries, except with a
+    position scheme whose scores depend on the query.
+    """
     with torch.no_grad():
-        weights = softmax(scores(q, k, view, scale), view)
+        if rows is None:
+            weights = softmax(scores(q, k, view, scale), view)
+        elif view.terms is not None and view.terms.content is not None:
+            weights = softmax(scores(q, k, view, scale), view)[:, :, rows].clone()
+        else:
+            part = rows_of(view, rows)
+            weights = softmax(scores(q[:, :, rows], k, part, scale), part)
         return weights if view.mask.columns is None else _by_position(weights, view.mask, view.mask.columns)
+
+
+def rows_of(view: View, rows: slice) -> View:
+    """Return the view of some of the queries to all keys."""
+    mask, terms = view.mask, view.terms
+    seg = None if mask.q_seg is None else mask.q_seg[:, rows]
+    positions = query_positions(mask, view.T, view.device)[:, rows]
+    if terms is not None and terms.bias is not None:
+        bias = terms.bias if terms.bias.shape[2] == 1 else terms.bias[:, :, rows]
+        terms = replace(terms, bias=bias)
+    part = replace(mask, q_pos=positions, q_seg=seg)
+    return replace(view, mask=part, T=positions.shape[1], terms=terms, lowered={}, shared={}, by_heads={})
 
 
 def _by_position(weights: Float[Tensor, "B H T R"], mask: Mask, S: int) -> Float[Tensor, "B H T S"]:

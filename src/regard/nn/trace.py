@@ -22,12 +22,19 @@ class Trace:
     are in `routes["encoder.memory"]`. In decoding, the weights of each step are appended to those of earlier steps.
     """
 
+    rows: slice | None = None  # the queries whose weights are recorded; None: all
+
     def __init__(self) -> None:
         self.weights: dict[str, list[Tensor]] = {}
         self.routes: dict[str, list[Route]] = {}
 
+    def clear(self) -> None:
+        """Discard everything that is recorded."""
+        self.weights.clear()
+        self.routes.clear()
+
     def wants(self, name: str, shape: Sequence[int]) -> bool:  # noqa: ARG002
-        """Return whether the weights of the next layer `name` are recorded. Their shape will be (B, H, T, S).
+        """Return whether the weights of the next layer `name` are recorded. All have the shape (B, H, T, S).
 
         An attention layer calls this once per forward pass, before it computes the weights.
         """

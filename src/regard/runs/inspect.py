@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import Any, Unpack
 
 import numpy as np
 import torch
@@ -16,10 +16,9 @@ from regard.inspection import render
 from regard.inspection.recording import UNKNOWN, Recording, record
 from regard.inspection.saving import check_path
 from regard.inspection.selection import LIMIT
-from regard.runs.options import LoadOptions
-
-if TYPE_CHECKING:
-    from regard.runs.trained_model import TrainedModel
+from regard.runs.inference import load_one, load_runs
+from regard.runs.options import LoadOptions, accepts
+from regard.runs.trained_model import TrainedModel
 
 Tokens = Mapping[str, Sequence[str]]
 
@@ -83,14 +82,16 @@ def _described(title: str, tokens: Tokens, sizes: Mapping[str, str]) -> str:
     return "\n".join([title, *(f"  {name:<16} {text}" for name, text in lines.items())])
 
 
+@accepts(LoadOptions, load_runs)
 def inspect(
-    run: "str | Path | TrainedModel",
+    run: str | Path | TrainedModel,
     text: str,
     target: str | None = None,
     *,
     top: int = 5,
     keep: Iterable[str] | None = None,
     layers: Iterable[int] | None = None,
+    queries: slice | None = None,
     limit: int = LIMIT,
     **options: Unpack[LoadOptions],
 ) -> Recording:
@@ -102,19 +103,19 @@ def inspect(
     `run` is a run folder, loaded with `options`, or a `TrainedModel`. The decoder of a translation model reads
     `target`, by default the model's own translation of the text. `top` is the number of alternatives at each position.
     `keep` selects parts ("attention", "routing", "states", "norms", "predictions", "logit_lens") or kinds of attention,
-    such as "decoder.cross". `layers` selects layers of attention and routing, counted from 0. By default, everything is
-    recorded. A recording whose weights and states need more than `limit` bytes is refused before they are allocated.
+    such as "decoder.cross". `layers` selects layers of attention and routing, counted from 0. `queries` selects the
+    tokens whose attention is recorded, such as slice(-10, None) for the last 10. By default, everything is recorded. A
+    recording whose weights and states need more than `limit` bytes is refused before they are allocated.
     """
-    from regard.runs.inference import load_one  # noqa: PLC0415  # it imports this module
-
     loaded = load_one(run, "inspect", **options)
     labels = loaded.objective.labels if loaded.objective.labelled else ()
-    chosen: dict[str, Any] = {"top": top, "keep": keep, "layers": layers, "limit": limit}
+    chosen: dict[str, Any] = {"top": top, "keep": keep, "layers": layers, "queries": queries, "limit": limit}
     return record(loaded.model, batch_of(loaded, text, target), tokenizers=loaded.tokenizers, labels=labels, **chosen)
 
 
+@accepts(LoadOptions, load_runs)
 def attention(
-    run: "str | Path | TrainedModel",
+    run: str | Path | TrainedModel,
     text: str,
     target: str | None = None,
     *,
@@ -146,7 +147,7 @@ def attention(
     return recording
 
 
-def batch_of(run: "TrainedModel", text: str, target: str | None = None) -> Batch:
+def batch_of(run: TrainedModel, text: str, target: str | None = None) -> Batch:
     """Return the batch of one row for a text. A translation model reads `target`, by default its own translation."""
     if run.command == "translate":
         return _own_translation(run, text) if target is None else run.batch([(text, target)])
@@ -161,7 +162,7 @@ def batch_of(run: "TrainedModel", text: str, target: str | None = None) -> Batch
     return run.objective.item(table.columns, [np.zeros(1, np.int64)]).batch.to(run.device)
 
 
-def _own_translation(run: "TrainedModel", text: str) -> Batch:
+def _own_translation(run: TrainedModel, text: str) -> Batch:
     """Return the batch in which the decoder reads the token ids that it generates for `text`."""
     output = run.translations(text)[0]
     require_data(bool(output.read), "text: is empty, and the model does not read empty texts; give at least one word")

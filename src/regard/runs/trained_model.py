@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any, Unpack, overload
+from typing import TYPE_CHECKING, Any, Unpack, overload
 
 import numpy as np
 import torch
@@ -32,10 +32,8 @@ from regard.inspection.selection import LIMIT
 from regard.models.base import Classifier, LanguageModel, Model
 from regard.models.build import build
 from regard.recipe.recipe import Recipe
-from regard.runs import inspect
 from regard.runs.decode import BATCH, ensemble, text_decoder
 from regard.runs.evaluate import evaluate
-from regard.runs.inspect import Attention, HiddenStates
 from regard.runs.options import DecodingOptions, EvaluationOptions, TranslationOptions, accepts, search_from_options
 from regard.training.checkpoint import (
     FORMAT,
@@ -49,6 +47,9 @@ from regard.training.checkpoint import (
 )
 from regard.training.progress import Progress, newest_best
 from regard.training.ranking import Metrics
+
+if TYPE_CHECKING:
+    from regard.runs.inspect import Attention, HiddenStates
 
 COMMANDS = {"sequence_to_sequence": "translate", "language_model": "generate", "classifier": "classify"}
 
@@ -303,31 +304,39 @@ class TrainedModel:
         top: int = 5,
         keep: Iterable[str] | None = None,
         layers: Iterable[int] | None = None,
+        queries: slice | None = None,
         limit: int = LIMIT,
     ) -> Recording:
         """Return what the model computes for a text: attention, routing, hidden states, predictions and logit lens.
 
         The decoder of a translation model reads `target`, by default the model's own translation of the text. `top` is
         the number of alternatives at each position. `keep` selects parts, such as "decoder.cross" or "predictions", and
-        `layers` selects layers of attention (from 0), by default everything. A recording whose weights and states need
+        `layers` selects layers of attention (from 0), and `queries` the tokens whose attention is recorded, by default
+        everything. A recording whose weights and states need
         more than `limit` bytes is refused.
         """
-        return inspect.inspect(self, text, target, top=top, keep=keep, layers=layers, limit=limit)
+        from regard.runs.inspect import inspect  # noqa: PLC0415  # it imports this module
 
-    def attention(self, text: str, target: str | None = None) -> Attention:
+        return inspect(self, text, target, top=top, keep=keep, layers=layers, queries=queries, limit=limit)
+
+    def attention(self, text: str, target: str | None = None) -> "Attention":
         """Return the attention weights for a text, and the tokens of the text.
 
         The decoder of a translation model reads `target`, by default the model's own translation of the text.
         """
-        recording = inspect.inspect(self, text, target, keep=["attention"])
+        from regard.runs.inspect import Attention  # noqa: PLC0415  # it imports this module
+
+        recording = self.inspect(text, target, keep=["attention"])
         return Attention(recording.tokens, recording.attention)
 
-    def hidden_states(self, text: str, target: str | None = None) -> HiddenStates:
+    def hidden_states(self, text: str, target: str | None = None) -> "HiddenStates":
         """Return the hidden states for a text, and the tokens of the text.
 
         The decoder of a translation model reads `target`, by default the model's own translation of the text.
         """
-        recording = inspect.inspect(self, text, target, keep=["states"])
+        from regard.runs.inspect import HiddenStates  # noqa: PLC0415  # it imports this module
+
+        recording = self.inspect(text, target, keep=["states"])
         return HiddenStates(recording.tokens, recording.states)
 
     def export(

@@ -22,8 +22,10 @@ from regard.fast import attention as kernels
 from regard.models.base import Classifier, LanguageModel, Model, ModelSpec
 from regard.models.build import build, count
 from regard.models.encoder_only import EncoderOnly, Pooled
+from regard.models.hidden_states import recorded_states
 from regard.nn.trace import Trace
 from regard.testing import tiny
+from regard.testing.recorded import OrderedTrace, by_entry, stepwise, used_weights
 from regard.tree import Spec, edit, leaves, read, to_record
 
 TOLERANCE = 1e-9
@@ -300,31 +302,81 @@ def _gap(a: Tensor, b: Tensor) -> float:
 
 
 def inspection(subject: Subject) -> None:
-    """Recording attention weights changes no bit of the outputs and covers every layer; weights sum to one or zero."""
-    model, calls = subject.model(), 0
+    """Recording changes no bit of the outputs; recorded weights are those used, in one pass, by step and in fast form.
+
+    Weights sum to one or zero. All layers with attention or experts, and the hidden states of all layers, are recorded.
+    """
+    model, batch = subject.model(), subject.collate(subject.examples(3))
+    trace, used = _recorded(model, batch)
+    used = by_entry(used, len(trace.entries))
+    if len(used) != len(trace.entries):
+        raise LawBroken(f"{len(used)} uses of attention weights have {len(trace.entries)} entries in the trace")
+    for (name, weights), real in zip(trace.entries, used, strict=True):
+        close(weights, real, f"{name}: recorded weights and those of the reference kernel", RECORDED)
+        sums = weights.sum(-1)
+        wrong = (sums - 1).abs().minimum(sums.abs()).max().item()
+        if wrong > RECORDED or bool((weights < 0).any()):
+            raise LawBroken(f"{name}: weights are not a distribution (off by {wrong:.3g})")
+    quick = subject.own_model()
+    fast.install(quick)
+    _recorded(quick, batch)
+    alone = subject.collate(subject.examples(1))  # in a batch, the weights of padded queries may differ
+    plain, fused = (_recorded(each, alone)[0] for each in (model, quick))
+    for (name, weights), (_, real) in zip(fused.entries, plain.entries, strict=True):
+        close(weights, real, f"{name}: recorded weights of the fast form", RECORDED)
+    if isinstance(model, LanguageModel):
+        _recorded_steps(model, alone, plain)
+
+
+RECORDED = 1e-6
+
+
+def _recorded(model: Model, batch: Batch) -> tuple[OrderedTrace, list[Tensor]]:
+    """Check that recording changes no output and leaves nothing out. Return the trace and the weights used."""
+    calls = {"name": 0, "route": 0}
 
     def counted(module: nn.Module, *_: Any) -> None:
-        nonlocal calls
-        calls += isinstance(getattr(module, "name", None), str)
+        for kind in calls:
+            calls[kind] += isinstance(getattr(module, kind, None), str)
 
-    batch, trace = subject.collate(subject.examples(3)), Trace()
-    plain = answers(model, batch)
+    plain, trace = answers(model, batch), OrderedTrace()
     hooks = [module.register_forward_hook(counted) for module in model.modules()]
     try:
-        traced = answers(model, batch, trace)
+        with recorded_states(model) as states, used_weights() as used:
+            traced = answers(model, batch, trace)
     finally:
         for hook in hooks:
             hook.remove()
     if not torch.equal(plain, traced):
         raise LawBroken("outputs differ when a trace is present")
-    entries = [(name, weights) for name, recorded in trace.weights.items() for weights in recorded]
-    if len(entries) != calls:
-        raise LawBroken(f"{calls} calls of named branches have {len(entries)} entries in the trace")
-    for name, weights in entries:
-        sums = weights.sum(-1)
-        wrong = (sums - 1).abs().minimum(sums.abs()).max().item()
-        if wrong > 1e-6 or bool((weights < 0).any()):
-            raise LawBroken(f"{name}: weights are not a distribution (off by {wrong:.3g})")
+    if len(trace.entries) != calls["name"]:
+        raise LawBroken(f"{calls['name']} calls of named branches have {len(trace.entries)} entries in the trace")
+    routes = [route for recorded in trace.routes.values() for route in recorded]
+    if len(routes) != calls["route"]:
+        raise LawBroken(f"{calls['route']} calls of layers with experts have {len(routes)} entries in the trace")
+    for chosen, weights, total in routes:
+        if not bool(((chosen >= 0) & (chosen < total)).all()) or bool(
+            (weights < 0).any() | (weights.sum(-1) > 1 + RECORDED).any()
+        ):
+            raise LawBroken("the recorded experts or their weights are out of range")
+    for side, layers in states.items():
+        if not all(bool(torch.isfinite(layer.norm(dim=-1)).all()) for layer in layers):
+            raise LawBroken(f"the norms of the hidden states of the {side} are not finite")
+    if not states:
+        raise LawBroken("no hidden states are recorded")
+    return trace, used
+
+
+def _recorded_steps(model: LanguageModel, batch: Batch, whole: OrderedTrace) -> None:
+    """Check that weights recorded in decoding steps of 2, 1 and 1 tokens equal those of one pass, in the same rows."""
+    numbers = {name: len(layers) for name, layers in whole.weights.items()}
+    for name, layers in stepwise(model, batch, (2, 1, 1), numbers).items():
+        for layer, steps in enumerate(layers):
+            real = whole.weights[name][layer]
+            first = real.shape[2] - batch.target.shape[1]  # a decoder-only translator reads the source before
+            rows, S = real[:, :, first : first + 4], max(real.shape[3], steps.shape[3])
+            a, b = (torch.nn.functional.pad(x, (0, S - x.shape[3])) for x in (steps, rows))
+            close(a, b, f"{name}, layer {layer}: weights recorded in decoding", RECORDED)
 
 
 def records(subject: Subject) -> None:

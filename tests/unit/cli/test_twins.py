@@ -23,6 +23,7 @@ ONLY_COMMAND: Mapping[str, Mapping[str, str]] = {
     "ablate": PRINTS,
     "serve": PRINTS,
     "compare": PRINTS | {"plot": "RunComparison.plot"},
+    "attention": PRINTS | {"threads": "see torch.set_num_threads"},
 }
 EMPTY = (None, (), "", [])
 

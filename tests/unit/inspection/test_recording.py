@@ -7,24 +7,29 @@ from typing import Any
 import pytest
 import torch
 
-from regard import Batch, build, fast, preset
+from regard import Batch, Trace, build, fast, preset
 from regard.errors import DataError, SpecError
 from regard.inspection.recording import Recording, record
-from regard.models.base import Classifier, LanguageModel, ModelSpec
+from regard.models.base import Classifier, ModelSpec
 from regard.models.baselines.rnn import RecurrentModel
 from regard.models.decoder_only_translator import DecoderOnlyTranslator
 from regard.models.encoder_decoder import EncoderDecoderModel
 from regard.nn.block import Block
+from regard.nn.branches.compressed_attention import CompressedAttention
 from regard.nn.branches.experts import MixtureOfExperts, Switch
 from regard.nn.branches.feedforward import FeedForward
+from regard.nn.branches.linformer import Linformer
 from regard.nn.branches.noisy_experts import NoisyTopKExperts
 from regard.nn.branches.product_key import ProductKeyMemory
-from regard.nn.branches.self_attention import SelfAttention
+from regard.nn.branches.self_attention import SelfAttention, SelfAttentionModule
 from regard.nn.branches.synthesizer import Synthesizer
 from regard.nn.stacks.funnel import Funnel
 from regard.testing import tiny
 from regard.tree import swap
+from regard.variants import VARIANTS, apply
 
+POST_NORM = {"pre_norm", "t5_bias", "learned", "no_scaling"}  # the base of the table has these already
+DEEP = {"layers_24", "layers_18", "layers_8", "layers_6"}
 SMALL: dict[str, Any] = {"vocab": tiny.VOCAB, "d_model": 16}
 SPECS = dict(tiny.families()) | {
     "decoder_only_translator": DecoderOnlyTranslator(**SMALL, heads=4, decoder=tiny.decoder_only().decoder),
@@ -50,7 +55,8 @@ def test_every_family_is_recorded_without_padding(name: str) -> None:
     model, alone, recording = recorded(spec, 1)
     side = "decoder" if hasattr(model, "decoder") else "encoder"
     joined = spec.reads_source and not hasattr(model, "encoder")
-    assert len(recording.tokens[side]) == alone.target.shape[1] + (alone.source.shape[1] if joined else 0)
+    source = alone.source.shape[1] if joined and alone.source is not None else 0
+    assert len(recording.tokens[side]) == alone.target.shape[1] + source
     for kind, layers in recording.attention.items():
         for weights in layers:
             assert weights.shape[-2] == len(recording.tokens[kind.partition(".")[0]])
@@ -110,7 +116,7 @@ def test_logit_lens_is_the_final_norm_and_head_on_every_layer(name: str) -> None
     side = "decoder" if hasattr(model, "decoder") else "encoder"
     assert [layer.layer for layer in recording.logit_lens] == list(range(len(recording.states[side])))
     assert recording.logit_lens[-1].predictions == recording.predictions
-    table: Any = model.tables.get("output") if isinstance(model, LanguageModel) else None
+    table: Any = model.tables.get("output") if hasattr(model, "tables") else None
     for layer in recording.logit_lens[:-1]:
         x = recording.states[side][layer.layer]
         with torch.no_grad():
@@ -231,8 +237,8 @@ def test_keep_and_layers_select_what_is_stored() -> None:
         only.weights("decoder.cross", 0)
     with pytest.raises(SpecError, match=r"head: there is no head 4; this layer has 4"):
         only.weights("decoder.cross", 2, 4)
-    with pytest.raises(SpecError, match=r"there is no part 'atention' of a recording.*attention"):
-        recorded(spec, keep=["atention"])
+    with pytest.raises(SpecError, match=r"there is no part 'attentions' of a recording.*attention"):
+        recorded(spec, keep=["attentions"])
     with pytest.raises(SpecError, match=r"layers: are counted from 0; -1 is below 0"):
         recorded(spec, layers=[-1])
 
@@ -299,3 +305,109 @@ def test_encoder_and_decoder_of_an_encoder_decoder_have_their_own_tokens() -> No
     assert alone.source is not None
     assert recording.ids == {"encoder": alone.source[0].tolist(), "decoder": alone.target[0].tolist()}
     assert recording.tokens["encoder"] == [str(i) for i in recording.ids["encoder"]]
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_every_row_of_the_table_is_recorded(name: str) -> None:
+    base = tiny.encoder_decoder() if name in POST_NORM else tiny.narang()
+    spec = apply(name, tiny.narang(depth=6, d_model=24, heads=6) if name in DEEP else base)
+    _, alone, recording = recorded(spec, 1)
+    assert len(recording.predictions) == alone.target.shape[1]
+    assert len(recording.logit_lens) == len(recording.states["decoder"])
+    assert recording.logit_lens[-1].predictions == recording.predictions
+    assert recording.notes == []
+    for kind, layers in recording.attention.items():
+        for layer, weights in zip(recording.layers[kind], layers, strict=True):
+            assert torch.equal(recording.weights(kind, layer), weights.mean(0))
+            assert recording.matrix(kind, layer, words=True).weights.shape[1] == weights.shape[2]
+
+
+class PoliteModule(SelfAttentionModule):
+    """Self-attention that adds its weights to a trace without a call of `wants`, as parts of users may do."""
+
+    def forward(self, x: torch.Tensor, ctx: Any, state: Any = None) -> torch.Tensor:
+        if ctx.trace is not None:
+            uniform = torch.ones(x.shape[0], 1, x.shape[1], x.shape[1]) / x.shape[1]
+            ctx.trace.add(self.name, uniform)
+        return super().forward(x, replace(ctx, trace=None), state)
+
+
+def test_a_layer_may_add_weights_without_asking() -> None:
+    model: Any = build(tiny.decoder_only(3)).eval()
+    for block in model.decoder.blocks:
+        block.branches[0].branch.__class__ = PoliteModule
+    batch = Batch(torch.tensor([[5, 6, 7]]))
+    recording = record(model, batch, layers=[1, 2])
+    assert recording.layers["decoder.self"] == [1, 2]
+    assert recording.weights("decoder.self", 2).tolist() == torch.full((3, 3), 1 / 3).tolist()
+    with pytest.raises(DataError, match=r"attention weights of decoder\.self, layer 0,"):
+        record(model, batch, keep=["attention"], limit=10)
+
+
+def test_recorded_steps_of_decoding_equal_one_pass() -> None:
+    """The encoder-decoder by hand; the law `inspection` does the same for every part."""
+    spec = tiny.encoder_decoder(2)
+    model, batch = build(spec).eval(), tiny.collate(spec, tiny.examples(spec, 1))
+    assert isinstance(model, EncoderDecoderModel)
+    whole = record(model, batch)
+    with torch.no_grad():
+        decoding = model.start(batch, batch.target.shape[1])
+        for t in range(batch.target.shape[1]):
+            decoding.trace = Trace()
+            model.advance(batch.target[:, t : t + 1], decoding)
+            for kind, layers in decoding.trace.weights.items():
+                for layer, weights in enumerate(layers):
+                    expected = whole.attention[kind][layer][:, t : t + 1, : weights.shape[3]]
+                    torch.testing.assert_close(weights[0], expected, atol=1e-6, rtol=0)
+
+
+@pytest.mark.parametrize("fused", [False, True])
+@pytest.mark.parametrize(
+    "spec",
+    [
+        tiny.encoder_decoder(),
+        tiny.convs2s(),
+        tiny.prefix_lm(),
+        tiny.recurrent(),
+        tiny.encoder_only(),
+        *(apply(name, tiny.narang()) for name in ("alibi", "shaw", "rotary", "sliding_window", "synth_dense")),
+        tiny.narang(),
+        tiny.around(Linformer())["masked_lm"],
+        *tiny.around(CompressedAttention()).values(),
+    ],
+    ids=lambda spec: type(spec).__name__,
+)
+def test_selected_queries_have_the_same_weights(spec: ModelSpec, fused: bool) -> None:
+    model, batch = build(spec).eval(), batch_for(spec)
+    if fused:
+        fast.install(model)
+    whole = record(model, batch, row=1)
+    some = record(model, batch, row=1, keep=["attention"], queries=slice(-3, -1))
+    assert some.attention.keys() == whole.attention.keys()
+    for kind, layers in whole.attention.items():
+        T = layers[0].shape[1]
+        assert some.queries[kind] == (T - 3, T - 1)
+        for mine, its in zip(some.attention[kind], layers, strict=True):
+            torch.testing.assert_close(mine, its[:, T - 3 : T - 1])
+        whole_rows, columns = whole.axes.labels(kind, layers[0], False)
+        assert some.axes.labels(kind, some.attention[kind][0], False) == (whole_rows[T - 3 : T - 1], columns)
+        assert some.to_words().matrix(kind).weights.shape[0] == 2
+    with pytest.raises(SpecError, match="queries: none of the"):
+        record(model, batch, queries=slice(90, 99))
+    with pytest.raises(SpecError, match="queries: needs a range of neighbouring tokens"):
+        record(model, batch, queries=slice(0, 4, 2))
+
+
+def test_the_last_tokens_of_a_long_text_are_recorded_within_the_limit() -> None:
+    model = build(tiny.decoder_only(1)).eval()
+    fast.install(model)
+    batch = Batch(torch.randint(3, tiny.VOCAB, (1, 8_000)))
+    recording = record(model, batch, keep=["attention"], queries=slice(-5, None), limit=2**22)
+    assert recording.attention["decoder.self"][0].shape == (4, 5, 8_000)
+    torch.testing.assert_close(recording.attention["decoder.self"][0].sum(-1), torch.ones(4, 5))
+
+
+def test_queries_of_a_funnel_are_refused_because_layers_differ() -> None:
+    spec = replace(tiny.encoder_decoder(), encoder=Funnel((Block((SelfAttention(), FeedForward(24))),), (1, 2)))
+    with pytest.raises(SpecError, match=r"queries: the layers of encoder\.self have different numbers of queries"):
+        recorded(spec, queries=slice(-2, None))

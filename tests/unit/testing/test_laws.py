@@ -11,6 +11,7 @@ from regard.nn.block import Block
 from regard.nn.branches.base import BranchSpec
 from regard.nn.branches.feedforward import FeedForward
 from regard.nn.branches.recurrent import Recurrence
+from regard.nn.branches.self_attention import SelfAttention, SelfAttentionModule
 from regard.nn.core import Branch, Site
 from regard.nn.mask import Context
 from regard.nn.norm import LayerNorm, Norm
@@ -103,3 +104,47 @@ def test_close_reports_the_difference(other: Tensor, message: str) -> None:
     close(torch.zeros(2), torch.zeros(2), "outputs")
     with pytest.raises(LawBroken, match=message):
         close(torch.zeros(2), other, "outputs")
+
+
+class RecordsModule(SelfAttentionModule):
+    """Self-attention that records other weights than it uses, records nothing, or changes its output when recorded."""
+
+    fault: str
+
+    def forward(self, x: Tensor, ctx: Context, state: object = None) -> Tensor:
+        if self.fault == "silent":
+            return super().forward(x, replace(ctx, trace=None), state)  # type: ignore[reportArgumentType]
+        y = super().forward(x, ctx, state)  # type: ignore[reportArgumentType]
+        if ctx.trace is not None and self.fault == "changes":
+            return y + 1e-12
+        if ctx.trace is not None:
+            weights = ctx.trace.weights[self.name][-1]
+            ctx.trace.entries[-1] = (self.name, weights.flip(1))  # type: ignore[reportAttributeAccessIssue]
+        return y
+
+
+@dataclass(frozen=True, slots=True)
+class Records(BranchSpec):
+    kind = "test_records"
+    attends = True
+    fault: str = "other"
+
+    def build(self, site: Site) -> Branch:
+        module = SelfAttention().build(site)
+        module.__class__ = RecordsModule
+        module.fault = self.fault  # type: ignore[reportAttributeAccessIssue]
+        return module
+
+
+@pytest.mark.parametrize(
+    ("fault", "message"),
+    [
+        ("other", "recorded weights and those of the reference kernel: differs by"),
+        ("silent", "calls of named branches have"),
+        ("changes", "outputs differ when a trace is present"),
+    ],
+)
+def test_wrong_records_of_attention_break_inspection(fault: str, message: str) -> None:
+    report = check(Records(fault=fault), ["inspection"])
+    assert len(report.broken) == len(report.verdicts) > 0
+    assert all(message in verdict.detail for verdict in report.broken)

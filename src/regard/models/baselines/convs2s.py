@@ -272,8 +272,8 @@ class ConvS2SAttention(nn.Module):
         # The queries of all beams of a source share one batch row.
         queries = q.reshape(k.shape[0], 1, -1, q.shape[-1])
         if ctx.trace is not None and ctx.trace.wants(self.name, (*queries.shape[:3], k.shape[2])):
-            weights = attention_weights(queries, k, ctx.cross, 1.0)
-            ctx.trace.add(self.name, weights.reshape(*q.shape[:1], 1, q.shape[1], -1))
+            weights = attention_weights(queries, k, ctx.cross, 1.0, ctx.trace.rows)
+            ctx.trace.add(self.name, weights.reshape(q.shape[0], 1, -1, weights.shape[3]))
         c = self.attend(queries, k, v, ctx.cross, scale=1.0).reshape(q.shape)
         # With uniform weights, the variance of a mean of S values is 1 / S times the variance of a value.
         return (self.output(c * lengths.to(c.dtype).sqrt()[:, :, None]) + y) * HALF

@@ -112,7 +112,7 @@ class CompressedAttentionModule(Branch):
         k, v = entries.split_with_sizes(self.widths, -1)
         q, k, v = split_heads(q, self.heads), split_heads(k, self.kv_heads), split_heads(v, self.kv_heads)
         if ctx.trace is not None and ctx.trace.wants(self.name, (*q.shape[:3], k.shape[2])):
-            ctx.trace.add(self.name, attention_weights(q, k, layout.view, self.scale))
+            ctx.trace.add(self.name, attention_weights(q, k, layout.view, self.scale, ctx.trace.rows))
         y = self.attend(q, k, v, layout.view, scale=self.scale, dropout=active(self.dropout, self.training))
         return self.output(merge_heads(y))
 

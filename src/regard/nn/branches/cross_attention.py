@@ -78,7 +78,7 @@ class CrossAttentionModule(Branch):
         beams = B // k.shape[0]
         q = beams_together(self.query_norm(split_heads(self.query(x), self.heads)), beams)
         if ctx.trace is not None and ctx.trace.wants(self.name, (*q.shape[:3], k.shape[2])):
-            weights = attention_weights(q, k, ctx.cross, self.scale)
+            weights = attention_weights(q, k, ctx.cross, self.scale, ctx.trace.rows)
             ctx.trace.add(self.name, beams_apart(weights, beams, T))
         y = self.attend(q, k, v, ctx.cross, scale=self.scale, dropout=active(self.dropout, self.training))
         return self.output(merge_heads(beams_apart(y, beams, T)))

@@ -145,7 +145,7 @@ class LinformerModule(Branch):
         k, v = mix_keys(k, view.mask), mix_values(split_heads(v, self.kv_heads), view.mask)
         mixtures = View(Mask(), view.T, self.rank, view.device)  # every query attends to every mixture
         if ctx.trace is not None and ctx.trace.wants(self.name, (*q.shape[:3], k.shape[2])):
-            ctx.trace.add(self.name, attention_weights(q, k, mixtures, self.scale))
+            ctx.trace.add(self.name, attention_weights(q, k, mixtures, self.scale, ctx.trace.rows))
         y = self.attend(q, k, v, mixtures, scale=self.scale, dropout=active(self.dropout, self.training))
         return self.output(merge_heads(y))
 

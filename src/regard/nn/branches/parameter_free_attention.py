@@ -62,7 +62,7 @@ class ParameterFreeAttentionModule(Branch):
         if state is not None:
             k, v, view = state.append(k, v, view)
         if ctx.trace is not None and ctx.trace.wants(self.name, (*q.shape[:3], k.shape[2])):
-            ctx.trace.add(self.name, attention_weights(q, k, view, self.scale))
+            ctx.trace.add(self.name, attention_weights(q, k, view, self.scale, ctx.trace.rows))
         y = self.attend(q, k, v, view, scale=self.scale, dropout=active(self.dropout, self.training))
         return merge_heads(y)
 
