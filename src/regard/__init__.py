@@ -24,9 +24,12 @@ if TYPE_CHECKING:
     from regard.models.loss import Loss
     from regard.nn.trace import Trace
     from regard.presets import preset
+    from regard.runs.align import align
     from regard.runs.compare import compare
+    from regard.runs.heads import heads
     from regard.runs.inference import classify, evaluate, generate, score, translate
     from regard.runs.inspect import attention, inspect
+    from regard.runs.prune import prune
     from regard.runs.train import resume, train
     from regard.runs.trained_model import TrainedModel, load
     from regard.serving.serve import serve
@@ -37,9 +40,9 @@ __version__ = "0.1.0.dev0"
 __all__ = [
     "Batch", "ByteNet", "Classifier", "ConvS2S", "DataError", "DecoderOnly", "Decoding", "Encoder",
     "EncoderDecoder", "EncoderOnly", "Generator", "KernelError", "Loss", "Model", "ModelSpec", "Recurrent",
-    "RegardError", "Spec", "SpecError", "Trace", "TrainedModel", "ablate", "attention", "build", "classify",
-    "compare", "count", "diff", "evaluate", "from_record", "generate", "inspect", "load", "preset", "replace_at",
-    "resume", "score", "serve", "swap", "to_record", "train", "translate",
+    "RegardError", "Spec", "SpecError", "Trace", "TrainedModel", "ablate", "align", "attention", "build", "classify",
+    "compare", "count", "diff", "evaluate", "from_record", "generate", "heads", "inspect", "load", "preset", "prune",
+    "replace_at", "resume", "score", "serve", "swap", "to_record", "train", "translate",
 ]  # fmt: skip
 
 _HOMES = {
@@ -62,7 +65,10 @@ _HOMES = {
     "regard.presets": ("preset",),
     "regard.runs.trained_model": ("TrainedModel", "load"),
     "regard.runs.train": ("resume", "train"),
+    "regard.runs.align": ("align",),
     "regard.runs.compare": ("compare",),
+    "regard.runs.heads": ("heads",),
+    "regard.runs.prune": ("prune",),
     "regard.runs.inference": ("classify", "evaluate", "generate", "score", "translate"),
     "regard.runs.inspect": ("attention", "inspect"),
     "regard.serving.serve": ("serve",),

@@ -3,7 +3,7 @@
 # `regard --help` lists panels and commands in the order of these imports.
 # isort: off
 from regard.cli import show, check, variants, ablate, compare, ladder, bench, train, inference, export  # noqa: F401
-from regard.cli import attention, serve, lens  # noqa: F401
+from regard.cli import attention, heads, align, prune, serve, lens  # noqa: F401
 
 # isort: on
 from regard.cli.base import app, main

@@ -114,13 +114,13 @@ SYMMETRISATIONS: dict[str, Callable[[Collection[Link], Collection[Link]], Links]
 class AlignmentScore:
     """Alignment error rate, precision and recall of a set of alignments (Och and Ney 2003)."""
 
-    aer: float
+    error_rate: float
     precision: float
     recall: float
 
 
 def alignment_error_rate(links: Iterable[Collection[Link]], gold: Iterable[GoldAlignment]) -> AlignmentScore:
-    """Return AER = 1 - (|A & S| + |A & P|) / (|A| + |S|), precision |A & P| / |A| and recall |A & S| / |S|.
+    """Return the error rate 1 - (|A & S| + |A & P|) / (|A| + |S|), precision |A & P| / |A| and recall |A & S| / |S|.
 
     A are the links of all sentences, S the sure links and P the possible links, which include S.
     """

@@ -1,7 +1,7 @@
 """Contrastive attribution: which input tokens make a model prefer one next token to another (gradient x input)."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -11,7 +11,9 @@ from torch import Tensor
 from regard.batch import Batch
 from regard.errors import DataError
 from regard.inspection.importance import without_gradients
+from regard.inspection.interventions import temporary_attribute
 from regard.models.base import LanguageModel
+from regard.models.baselines.convs2s import ConvS2SEncoder
 
 
 def contrast(
@@ -27,7 +29,7 @@ def contrast(
     T = batch.target.shape[1]
     if not 0 <= position < T:
         raise DataError(f"position: {position} is not a position of the target, 0 .. {T - 1}")
-    with without_gradients(model), recorded_embeddings(model) as embeddings, torch.enable_grad():
+    with without_gradients(model), true_gradients(model), recorded_embeddings(model) as embeddings, torch.enable_grad():
         logits = model.logits(batch)[:, position]
         if not all(0 <= each < logits.shape[-1] for each in (token, foil)):
             raise DataError(f"token: {token} and {foil} must be ids of the vocabulary, 0 .. {logits.shape[-1] - 1}")
@@ -49,8 +51,15 @@ def recorded_embeddings(model: LanguageModel) -> Iterator[dict[str, Tensor]]:
         embeddings[side] = original(side, *inputs).detach().requires_grad_()
         return embeddings[side]
 
-    model.__dict__["embed"] = embed
-    try:
+    with temporary_attribute(model, "embed", embed):
         yield embeddings
-    finally:
-        del model.__dict__["embed"]
+
+
+@contextmanager
+def true_gradients(model: LanguageModel) -> Iterator[None]:
+    """Context manager in which the gradients of ConvS2S are not scaled, as they are in training."""
+    with ExitStack() as stack:
+        for module in model.modules():
+            if isinstance(module, ConvS2SEncoder):
+                stack.enter_context(temporary_attribute(module, "factor", 1.0))
+        yield

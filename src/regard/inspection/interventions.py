@@ -139,13 +139,14 @@ def scaled_heads(model: Model, factors: Factors) -> Iterator[None]:
     search runs step by step in the meantime. Contexts can be nested, and their factors are multiplied. At the end, the
     model is as it was before, even after an exception.
 
-    The context changes the modules of the model. Do not use the model in another thread in the meantime.
+    The context changes the modules of this model object: it has no effect on worker processes (`workers=`) and other
+    engines (`engine="ctranslate2"`), which have their own copies. Do not use the model in another thread meanwhile.
     """
     layers = attention_layers(model)
     scales = {kind: _per_layer(kind, given, layers) for kind, given in factors.items()}
     with ExitStack() as stack:
         if isinstance(model, Generator):  # captured CUDA graphs would replay decoding steps without the factors
-            stack.enter_context(_attribute(model, "device_search", None))
+            stack.enter_context(temporary_attribute(model, "device_search", None))
         for kind, each in scales.items():
             for module, heads, own in _by_module(layers[kind], each):
                 scale = HeadScale(heads, own)
@@ -222,7 +223,7 @@ def _applied_to(module: nn.Module, scale: HeadScale) -> Iterator[None]:
         def context(*args: Any) -> Tensor:
             return scale.of_contexts(before(*args) if before else type(module).context(module, *args))
 
-        with _attribute(module, "context", context):
+        with temporary_attribute(module, "context", context):
             yield
         return
     if isinstance(module, ParameterFreeAttentionModule):  # has no W_o
@@ -236,8 +237,8 @@ def _applied_to(module: nn.Module, scale: HeadScale) -> Iterator[None]:
 
 
 @contextmanager
-def _attribute(owner: nn.Module, name: str, value: Any) -> Iterator[None]:
-    """Context manager that sets an attribute of one object, and restores it at the end."""
+def temporary_attribute(owner: nn.Module, name: str, value: Any) -> Iterator[None]:
+    """Context manager that sets an attribute of one module, and restores it at the end."""
     attributes = owner.__dict__
     had, before = name in attributes, attributes.get(name)
     attributes[name] = value

@@ -24,6 +24,9 @@ ONLY_COMMAND: Mapping[str, Mapping[str, str]] = {
     "serve": PRINTS,
     "compare": PRINTS | {"plot": "RunComparison.plot"},
     "attention": PRINTS | {"threads": "see torch.set_num_threads"},
+    "heads": PRINTS | {"plot": "HeadTable.plot"},
+    "align": PRINTS,
+    "prune": PRINTS,
 }
 EMPTY = (None, (), "", [])
 

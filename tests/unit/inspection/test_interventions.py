@@ -204,7 +204,7 @@ def test_decoding_with_heads_off_equals_one_pass_with_heads_off(name: str, quick
     model = noisy(SPECS[name], quick)
     subject = Intervened(SPECS[name], given=model)
     with scaled_heads(model, half_off(model)):
-        for law in (laws.steps, laws.beams):
+        for law in (laws.beams,) if quick else (laws.steps, laws.beams):
             law(subject)
 
 

@@ -120,7 +120,7 @@ def test_a_pruned_model_decodes_and_has_the_kernels_of_fast(name: str) -> None:
     spec = pruned(model, heads_to_remove(model)).spec
     subject = laws.Subject(spec)
     assert isinstance(subject.model(), Generator)
-    for law in (laws.beams, laws.fused_kernels):
+    for law in (laws.beams, laws.fast_law):
         law(subject)
 
 
