@@ -17,7 +17,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check -qq
 PYTEST := $(BIN)/python -m pytest -q --no-header --tb=short --maxfail=20
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check bench bench-data bench-train bench-decode bench-endless bench-sparse bench-text bench-defaults bench-defaults-gpu needs-data speed length documents docs test-kills test-margins coverage test-oracles test-gpu test-browser table ladder record bytes clean bench-serve test-sweep test-fuzz bench-checkpoints test-doctor bench-doctor
+.PHONY: bench bench-checkpoints bench-data bench-decode bench-defaults bench-defaults-gpu bench-doctor bench-endless bench-serve bench-sparse bench-text bench-train bytes check clean coverage demo docs documents help ladder length needs-data record setup speed table test test-browser test-doctor test-fuzz test-gpu test-kills test-margins test-oracles test-sweep
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "%-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)

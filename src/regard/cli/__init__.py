@@ -2,11 +2,8 @@
 
 # `regard --help` lists panels and commands in the order of these imports.
 # isort: off
-from regard.cli import show, check, variants, ablate, compare, ladder, bench, train, inference, export  # noqa: F401
-from regard.cli import attention, serve, lens  # noqa: F401
-from regard.cli import heads, align, prune  # noqa: F401
-from regard.cli import runs  # noqa: F401
-from regard.cli import doctor  # noqa: F401
+from regard.cli import show, check, variants, ablate, compare, ladder, bench, doctor, train, runs  # noqa: F401
+from regard.cli import inference, export, attention, heads, align, prune, lens, serve  # noqa: F401
 
 # isort: on
 from regard.cli.base import app, main

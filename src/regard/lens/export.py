@@ -37,12 +37,12 @@ def html(data: Mapping[str, Any]) -> str:
     """Return the page with its style, its scripts and `data` inside."""
     page = (PAGE / "index.html").read_text(encoding="utf-8")
     style = (PAGE / "lens.css").read_text(encoding="utf-8")
-    d3 = (PAGE / "vendor" / "d3.min.js").read_text(encoding="utf-8")
+    d3 = (PAGE / "vendor" / "d3.js").read_text(encoding="utf-8")
     parts = {
         '<meta charset="utf-8" />': '<meta charset="utf-8" />\n'
         f'<meta http-equiv="Content-Security-Policy" content="{escape(POLICY)}">',
         '<link rel="stylesheet" href="lens/page/lens.css" />': f"<style>\n{style}</style>",
-        '<script src="lens/page/vendor/d3.min.js"></script>': f"<script>\n{d3}</script>",
+        '<script src="lens/page/vendor/d3.js"></script>': f"<script>\n{d3}</script>",
         '<script type="module" src="lens/page/main.js"></script>': f'<script id="saved" type="application/json">'
         f"{safe_json(data)}</script>\n<script>\n{bundle()}</script>",
     }

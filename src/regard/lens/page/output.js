@@ -56,8 +56,11 @@ function linked(panel, hover) {
   if (!layers) return null;
   const chosen = selection(panel.result, panel.state);
   const matrix = chosen.kind === kind ? layers[chosen.layer].at(chosen.head) : layers.at(-1).mean();
-  if (hover.from >= matrix.shape[0]) return null;
-  return Array.from({ length: matrix.shape[1] }, (_, s) => matrix.get(hover.from, s));
+  const rows = matrix.shape[0];
+  const queries = [...Array(rows).keys()].slice(hover.from, hover.to); // the subwords of a word: their mean
+  if (!queries.length) return null;
+  const mean = (s) => queries.reduce((sum, t) => sum + matrix.get(t, s), 0) / queries.length;
+  return Array.from({ length: matrix.shape[1] }, (_, s) => mean(s));
 }
 
 function hovering(panel, target) {
