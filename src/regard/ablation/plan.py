@@ -127,8 +127,6 @@ FIXED = (
 REASON = (
     f"every run trains for all its steps in one process, is validated {POINTS} times and compared by its last weights"
 )
-    f"every run trains for all its steps in one process, is validated {POINTS} times and compared by its last weights"
-)
 
 
 def check_changes(changes: Iterable[str], request: RecipeRequest, steps: bool) -> None:
