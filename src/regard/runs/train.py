@@ -208,6 +208,8 @@ def _follow(folder: RunFolder, options: TrainingOptions, group: Group) -> tuple[
     """Train with rank 0, which has the lock of the folder and decides what is done."""
     task = group.alone(lambda: START)  # the value of rank 0
     if not folder.request.exists() and not folder.recipe.exists():
+        if task != FINISHED:
+            group.alone(lambda: None)  # raises an error if rank 0 has failed, and has removed the folder
         raise DataError(
             f"rank {group.rank} does not find {folder.path}, where rank 0 trains; use a folder that all machines share"
         )
