@@ -32,7 +32,9 @@ def attention(
     kind: Annotated[
         str | None,
         typer.Option(
-            metavar="KIND", help="Kind of attention: encoder.self, decoder.self or decoder.cross. Default: the last."
+            "--kind",
+            metavar="KIND",
+            help="Kind of attention: encoder.self, decoder.self or decoder.cross. Default: the last.",
         ),
     ] = None,
     layer: Layer = None,

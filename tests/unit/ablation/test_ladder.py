@@ -19,7 +19,7 @@ from regard.ablation.report import Mean
 from regard.ablation.sizes import nearest_width, resized, widened
 from regard.batch import translation
 from regard.cli.ladder import ladder as ladder_command
-from regard.cli.options import PairFiles, Runs
+from regard.cli.options import OnCluster, PairFiles, Runs
 from regard.errors import SpecError
 from regard.evaluation.lengths import buckets
 from regard.evaluation.significance import Interval
@@ -53,8 +53,10 @@ def test_the_command_trusts_code_on_the_demo_corpus(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(ladder_module, "ladder", lambda request, *_: requests.append(request))
     changes = ["model.encoder.pattern[0].residual.norm=trusted_norms:Mine"]
     with pytest.raises(SpecError, match="would import code; add --trust-code"):
-        ladder_command(PairFiles(), Runs(changes=changes), out=str(tmp_path), quiet=True)
-    ladder_command(PairFiles(), Runs(changes=changes, trust_code=True), out=str(tmp_path), quiet=True)
+        ladder_command(PairFiles(), cluster=OnCluster(), runs=Runs(changes=changes), out=str(tmp_path), quiet=True)
+    ladder_command(
+        PairFiles(), cluster=OnCluster(), runs=Runs(changes=changes, trust_code=True), out=str(tmp_path), quiet=True
+    )
     assert len(requests) == 1
 
 

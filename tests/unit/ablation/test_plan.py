@@ -395,6 +395,7 @@ def test_a_resumed_run_gives_the_same_results(tmp_path: Path, monkeypatch: pytes
 
 def test_failed_and_diverged_runs_have_results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     order = order_in(tmp_path)
+    result_file = tmp_path / "abc" / "result.json"
 
     def diverge(*_: object) -> None:
         raise DivergedError("the loss is nan at step 3")
@@ -413,6 +414,8 @@ def test_failed_and_diverged_runs_have_results(tmp_path: Path, monkeypatch: pyte
         monkeypatch.setattr(single_run, "train", broken)
         result = single_run.run(order, lambda _: None)
         assert (result["status"], result["error"]) == (status, error)
+        assert result_file.exists() == (status == "diverged"), "training that fails is repeated"
+        result_file.unlink(missing_ok=True)
     assert Results(tmp_path).by_hash == {}
 
 

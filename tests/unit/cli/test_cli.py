@@ -353,8 +353,8 @@ def test_options_named_like_their_metavar_have_explicit_names() -> None:
     group: Any = typer.main.get_command(app)
     options = [p for command in group.commands.values() for p in command.params if p.param_type_name == "option"]
     same = {option.name for option in options if option.metavar and option.metavar.lower() == option.name}
-    assert same == {"rows", "rungs", "group", "time"}, "name the option: typer.Option('--rows', metavar='ROWS')"
-    assert {"--rows", "--rungs", "--group"} <= {name for option in options for name in option.opts}
+    assert same == {"rows", "rungs", "group", "kind", "time"}, "name the option: typer.Option('--rows', metavar='ROWS')"
+    assert {"--rows", "--rungs", "--group", "--kind"} <= {name for option in options for name in option.opts}
 
 
 @pytest.mark.parametrize(

@@ -111,6 +111,7 @@ def test_a_recipe_that_lost_a_setting_is_refused(path: str, text: Path, tmp_path
     section, _, name = path.partition(".")
     record[section][name] = None
     (run.path / "recipe.json").write_text(json.dumps(record))
+    (run.path / "checksums.json").unlink()  # as the error about a changed recipe advises
     with pytest.raises(DataError, match=f"{path} is missing"):
         resume(run.path, device="cpu")
 
