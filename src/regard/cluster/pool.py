@@ -90,11 +90,12 @@ class ClusterPool(Executor):
             before = folder.read_submissions()
             if before.get("scheduler") == self.scheduler.kind:
                 job.submissions = list(before.get("jobs", []))  # of an earlier process
-            answer = folder.read_result()
+            found = self._found(job)
+            answer = folder.read_result()  # after `_found`, because the job may end in between
             if answer is not None and "result" in answer:
                 self._finish(job, answer)
                 return future
-            if not self._found(job):
+            if not found:
                 job.offset = folder.write(record)
                 try:
                     self._start(job)
