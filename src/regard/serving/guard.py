@@ -106,7 +106,7 @@ class Guard:
         origin = headers.get("origin")
         if origin is None or origin in self.settings.allow_origins:
             return
-        other = host_of(urlsplit(origin).netloc if "://" in origin else "")
+        other = host_of(origin.partition("://")[2])
         if other is None or not allowed_host(other, self.settings):
             hint = "start the server with --allow-origin"
             raise RequestError(403, f"pages of {origin[:80]!r} may not use this server; {hint} {origin[:80]}")

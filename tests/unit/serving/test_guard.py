@@ -69,6 +69,11 @@ def test_pages_of_other_origins_are_refused_unless_allowed() -> None:
     assert reply(Settings(allow_origins=("https://my.example",)), origin="https://my.example")[0] == 200
 
 
+@pytest.mark.parametrize("origin", ["http://[evil", "http://[::1", "http://a:port", "http://", "://", "[", ""])
+def test_malformed_origins_are_refused(origin: str) -> None:
+    assert reply(Settings(), origin=origin)[0] == 403
+
+
 def basic(key: str) -> str:
     return "Basic " + base64.b64encode(f"user:{key}".encode()).decode()
 
