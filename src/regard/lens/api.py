@@ -86,7 +86,8 @@ def _inspect(lenses: Mapping[str, Lens], turns: Mapping[str, threading.BoundedSe
 
 
 def _refused(status: int, sentence: str) -> JSONResponse:
-    return JSONResponse({"error": sentence}, status)
+    shown = sentence.encode("utf-8", "backslashreplace").decode()  # a key of the request may hold half a character
+    return JSONResponse({"error": shown}, status)
 
 
 def _file(page: Mapping[str, tuple[bytes, str]], path: str) -> Response:

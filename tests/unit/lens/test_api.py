@@ -63,6 +63,7 @@ def test_inspect_answers_for_the_named_model(client: TestClient) -> None:
         (json.dumps({"text": "one", "model": "c"}).encode(), 422, "there is no model 'c'"),
         (json.dumps({"text": "one", "model": ["c"]}).encode(), 422, "there is no model"),
         (json.dumps({"text": "one\ud800"}).encode(), 422, "half a character"),
+        (json.dumps({"text": "one", "t\ud800xt": 1}).encode(), 422, "is not a key of a lens request"),
         (json.dumps({"text": "x" * 300_000}).encode(), 413, "bytes"),
     ],
 )
