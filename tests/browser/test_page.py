@@ -245,6 +245,12 @@ def test_a_problem_is_one_sentence_and_the_page_stays(page: Page) -> None:
     page.open(link(m="nothing"))
     assert "no model nothing" in page.text("#notice")
     assert page.output() == before
+    for view in ("m=other", "", link(l="-1", z="-2", s="-1"), link()):  # the address changes, and the page stays open
+        page.run("location.hash = arguments[0]", view)
+        page.settle()
+        assert page.output()
+        assert ("no model other" in page.text("#notice")) == (view == "m=other")
+    assert page.output() == before
     page.check_logs("422")
 
 
