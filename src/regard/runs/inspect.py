@@ -16,7 +16,7 @@ from regard.inference.text import Output
 from regard.inspection import render
 from regard.inspection.recording import UNKNOWN, Recording, record
 from regard.inspection.saving import check_path
-from regard.inspection.selection import LIMIT
+from regard.inspection.selection import KINDS, LIMIT
 from regard.runs.inference import load_one, load_runs
 from regard.runs.options import LoadOptions, accepts
 from regard.runs.trained_model import TrainedModel
@@ -136,6 +136,8 @@ def attention(
     picture has a row per layer and a column per head. `words` joins the subwords of each word. The other parameters are
     those of `regard.inspect`.
     """
+    if kind is not None and "." not in kind:
+        raise SpecError("kind", f"there is no {kind!r} attention; {nearest(kind, KINDS)}")
     if out is not None:
         check_path(Path(out))
     keep, layers = [kind or "attention"], None if layer is None else [layer]
