@@ -48,6 +48,12 @@ function say(sentence) {
   at("notice").hidden = !sentence;
 }
 
+// The link must not change the part of the address after #, which holds the state.
+document.querySelector(".skip").addEventListener("click", (event) => {
+  event.preventDefault();
+  at("output").focus();
+});
+
 async function start() {
   const loaded = await loadModels();
   models = loaded.models;
