@@ -187,6 +187,15 @@ def test_everything_can_be_reached_with_tab_and_has_a_name(page: Page) -> None:
     assert {"text", "beam", "token:0", "tab:attention", "kind:decoder.cross", "unit:subwords", "factor", "off"} <= seen
 
 
+def test_the_link_to_the_output_keeps_the_view(page: Page) -> None:
+    page.open(link(k="encoder.self", l="0"))
+    before = (page.output(), page.driver.current_url)
+    page.run('document.querySelector(".skip").click()')
+    page.settle()
+    assert (page.output(), page.driver.current_url) == before
+    assert page.driver.switch_to.active_element.get_attribute("id") == "output"
+
+
 def test_light_and_dark_follow_the_system_and_the_switch(page: Page) -> None:
     background = "return getComputedStyle(document.body).backgroundColor"
     page.open(link())
@@ -244,6 +253,12 @@ def test_a_problem_is_one_sentence_and_the_page_stays(page: Page) -> None:
     assert page.output() == before
     page.open(link(m="nothing"))
     assert "no model nothing" in page.text("#notice")
+    assert page.output() == before
+    for view in ("m=other", "", link(l="-1", z="-2", s="-1"), link()):  # the address changes, and the page stays open
+        page.run("location.hash = arguments[0]", view)
+        page.settle()
+        assert page.output()
+        assert ("no model other" in page.text("#notice")) == (view == "m=other")
     assert page.output() == before
     page.check_logs("422")
 

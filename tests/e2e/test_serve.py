@@ -172,6 +172,16 @@ def test_alignment_and_attention_are_returned_on_request(
         assert mean[index, place] == mean[index, : len(alignment["source"])].max()
 
 
+def test_alignment_is_that_of_the_tokens_of_the_output(http: TestClient) -> None:
+    texts = ["big red house", "", "one two " * 200]  # the last is cut at data.max_len
+    answer = http.post("/v1/translate", json={"texts": texts, "alignment": True})
+    assert answer.status_code == 200, answer.text
+    for best, alignment in zip(answer.json()["translations"], answer.json()["alignments"], strict=True):
+        assert alignment["target"][: len(best[0]["tokens"])] == best[0]["tokens"]
+        assert len(alignment["target"]) == len(best[0]["tokens"])
+    assert answer.json()["alignments"][1] == {"source": [], "target": [], "pairs": []}
+
+
 def test_continuations_equal_those_of_the_command(http: TestClient, models: dict[str, package.TrainedModel]) -> None:
     novel, prompts = models["novel"], ["one two", "house"]
     options = {"temperature": 0.8, "seed": 5, "max_len": 12}
@@ -323,6 +333,7 @@ def test_pages_of_allowed_origins_may_read_the_answers(models: dict[str, package
         ({"q": "one", "source": "fr", "target": "de"}, 400, "fr is not supported"),
         ({"q": "one", "source": "de", "target": "de"}, 400, "de is not supported"),
         ({"q": "one", "source": "en", "target": "de", "format": "pdf"}, 400, "format"),
+        ({"q": "one", "source": "en", "target": "de", "format": ["text"]}, 400, "format"),
         ({"q": "one", "source": "en", "target": "de", "alternatives": "many"}, 400, "not a number"),
         ({"q": "one", "source": "en", "target": "de", "alternatives": 1000}, 400, "must be <="),
         ({"q": {"a": 1}, "source": "en", "target": "de"}, 400, "needs a string"),
@@ -434,6 +445,23 @@ def test_request_that_takes_too_long_is_dropped(models: dict[str, package.Traine
         gate.set()
         blocker.join()
         until(lambda: model.scheduler.sizes == (0, 0))
+
+
+def test_stream_that_takes_too_long_is_no_client_that_left(models: dict[str, package.TrainedModel]) -> None:
+    with started({"novel": models["novel"]}, pairs={}, timeout=0.3) as (url, service):
+        model, gate = service.models["novel"], threading.Event()
+        blocker = threading.Thread(target=model.call, args=(gate.wait,))
+        blocker.start()
+        with pytest.raises(urllib.error.HTTPError) as raised:
+            post(url + "/v1/completions", {"model": "novel", "prompt": "one", "stream": True})
+        assert raised.value.code == 503
+        assert "within 0.3 seconds" in json.loads(raised.value.read())["error"]["message"]
+        gate.set()
+        blocker.join()
+        until(lambda: model.active == 0)
+        page = service.metrics.page().decode()
+        assert 'regard_timeouts_total{model="novel"} 1.0' in page
+        assert "regard_disconnects_total{" not in page
 
 
 @pytest.mark.parametrize("path", ["/v1/translate", "/v1/completions"])

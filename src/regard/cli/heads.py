@@ -48,11 +48,11 @@ def heads(
     head (Michel et al. 2019); by ablation, it is the increase of the loss per label if the head is switched off.
     Layers and heads are counted from 0.
     """
-    from regard.inspection.head_plot import check_suffix
+    from regard.inspection.head_plot import check_path
     from regard.runs.heads import heads as head_table
 
     if plot is not None:
-        check_suffix(plot)
+        check_path(plot)
     loaded = loading.load(run)
     loading.set_threads(loaded.parameters)
     screen = console(stderr=True)

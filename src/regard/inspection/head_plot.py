@@ -17,7 +17,7 @@ SUFFIXES = (".png", ".svg", ".pdf")
 def write(values: Mapping[tuple[str, int, int], float], path: str | os.PathLike[str], title: str) -> None:
     """Write the values, keyed by (kind, layer, head), as a picture to `path` atomically. This needs matplotlib."""
     path = Path(path)
-    check_suffix(path)
+    check_path(path)
     try:
         # matplotlib is an optional dependency. Without pyplot, figures have no global state and no window.
         from matplotlib.backends.backend_agg import FigureCanvasAgg  # noqa: PLC0415
@@ -49,10 +49,12 @@ def write(values: Mapping[tuple[str, int, int], float], path: str | os.PathLike[
     _save(figure, path)
 
 
-def check_suffix(path: Path) -> None:
-    """Raise a SpecError if `path` has no suffix of a picture."""
+def check_path(path: Path) -> None:
+    """Raise an error if no picture can be written to a file of this name."""
     if path.suffix not in SUFFIXES:
         raise SpecError("--plot", f"{path} must end in {', '.join(SUFFIXES)}")
+    if not path.parent.is_dir():
+        raise DataError(f"--plot: {path.parent} does not exist; create this folder first")
 
 
 def _grid(values: Mapping[tuple[str, int, int], float], kind: str) -> np.ndarray:

@@ -1,8 +1,9 @@
 """The HTTP interface of the lens: the page, its files, and the JSON requests that the page sends."""
 
+import asyncio
 import json
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from fastapi import APIRouter, Request, Response
@@ -13,6 +14,7 @@ from regard.errors import RegardError, nearest
 from regard.lens.request import request_from_json
 from regard.lens.session import Lens
 from regard.runs.trained_model import TrainedModel
+from regard.serving.service import disconnected
 
 PAGE = Path(__file__).parent / "page"
 TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".txt": "text/plain"}
@@ -26,6 +28,7 @@ HEADERS = {
 }
 WAITING = 8  # requests for one model that may wait for their turn
 BODY = 1 << 18  # bytes of a request
+GONE = 499  # status of a request whose client left; nobody receives it
 
 
 def files() -> dict[str, tuple[bytes, str]]:
@@ -59,13 +62,29 @@ def router(models: Mapping[str, TrainedModel]) -> APIRouter:
             body += chunk
             if len(body) > BODY:
                 return _refused(413, f"a request has at most {BODY:,} bytes; shorten the text")
-        return await run_in_threadpool(_inspect, lenses, turns, body)
+        left = threading.Event()  # the page leaves old requests when a slider moves; they must not delay the new one
+        work = asyncio.ensure_future(run_in_threadpool(_inspect, lenses, turns, body, left.is_set))
+        gone = asyncio.ensure_future(disconnected(request))
+        try:
+            await asyncio.wait({work, gone}, return_when=asyncio.FIRST_COMPLETED)
+            return await work if work.done() else _refused(GONE, "the client has closed the connection")
+        finally:
+            left.set()
+            gone.cancel()
 
     return routes
 
 
-def _inspect(lenses: Mapping[str, Lens], turns: Mapping[str, threading.BoundedSemaphore], body: bytes) -> JSONResponse:
-    """Answer one request of the page. Every problem is one sentence under the key `error`."""
+def _inspect(
+    lenses: Mapping[str, Lens],
+    turns: Mapping[str, threading.BoundedSemaphore],
+    body: bytes,
+    left: Callable[[], bool],
+) -> JSONResponse:
+    """Answer one request of the page. Every problem is one sentence under the key `error`.
+
+    A request that waits gives up its place when `left` becomes true.
+    """
     try:
         record = json.loads(body)
     except (ValueError, RecursionError):
@@ -78,7 +97,7 @@ def _inspect(lenses: Mapping[str, Lens], turns: Mapping[str, threading.BoundedSe
         if not turns[name].acquire(blocking=False):
             return _refused(429, "too many requests are waiting for this model; try again")
         try:
-            return JSONResponse(lenses[name].inspect(request))
+            return JSONResponse(lenses[name].inspect(request, left))
         finally:
             turns[name].release()
     except RegardError as error:
@@ -86,7 +105,8 @@ def _inspect(lenses: Mapping[str, Lens], turns: Mapping[str, threading.BoundedSe
 
 
 def _refused(status: int, sentence: str) -> JSONResponse:
-    return JSONResponse({"error": sentence}, status)
+    shown = sentence.encode("utf-8", "backslashreplace").decode()  # a key of the request may hold half a character
+    return JSONResponse({"error": shown}, status)
 
 
 def _file(page: Mapping[str, tuple[bytes, str]], path: str) -> Response:

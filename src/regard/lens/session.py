@@ -1,7 +1,7 @@
 """Inspect texts with one trained model for the lens page."""
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import cached_property
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 TOP = 8  # alternatives of a token
 CLASSES = 20  # classes that are shown
 RECORDED = 64 * 2**20  # bytes of attention weights and hidden states of one answer
+LOOK = 0.05  # seconds between checks of whether the client of a waiting request has left
 EXAMPLE = 90  # characters of the text that the page shows first
 
 
@@ -59,16 +60,30 @@ class Lens:
             "example": example(run),
         }
 
-    def inspect(self, request: LensRequest) -> dict[str, Any]:
-        """Return the JSON document for a request: the output of the model, and everything it computed on the way."""
+    def inspect(self, request: LensRequest, left: Callable[[], bool] = lambda: False) -> dict[str, Any]:
+        """Return the JSON document for a request: the output of the model, and everything it computed on the way.
+
+        Requests wait for their turn. Raise a DataError if `left` becomes true before: nobody waits for the answer.
+        """
         if self.original.command == "translate" and not request.text.strip():
             raise DataError("text: is empty; give at least one word")
-        with self._lock:
+        with self._turn(left):
             run, warnings = self.run, list[str]()
             with self._scaled(request.heads):
                 read = self._read(request, warnings)
                 recording = self._recorded(read)
             return {"model": self.name} | payload(run, request, read, recording, warnings)
+
+    @contextmanager
+    def _turn(self, left: Callable[[], bool]) -> Iterator[None]:
+        """Context manager in which no other request is computed."""
+        while not self._lock.acquire(timeout=LOOK):
+            if left():
+                raise DataError("the client has closed the connection")
+        try:
+            yield
+        finally:
+            self._lock.release()
 
     def _read(self, request: LensRequest, warnings: list[str]) -> Read:
         """Return what the model reads: the text, and the output that it writes or is given."""

@@ -80,7 +80,7 @@ def align(  # noqa: PLR0913  # the options of the command
         raise SpecError("--symmetrise", f"{symmetrise!r} is not known; {nearest(symmetrise, SYMMETRISATIONS)}")
     model = load_one(run, "align", **options)
     pairs = list(ParallelFiles(str(source), str(target)).records())
-    references = None if gold is None else _references(gold, len(pairs))
+    references = None if gold is None else _references(gold, pairs)
     with cpu_threads(threads):
         found = by_layer(model, pairs, query)
         chosen = _chosen(layer, list(found))
@@ -164,10 +164,18 @@ def _chosen(layer: int | str | None, names: list[str]) -> str:
     return str(layer)
 
 
-def _references(path: str | Path, pairs: int) -> list[GoldAlignment]:
+def _references(path: str | Path, pairs: Pairs) -> list[GoldAlignment]:
+    """Return the reference alignments in a file; raise an error for one that does not fit its sentence pair."""
     references = [parse_gold(line, number) for number, line in enumerate(lines(path), start=1)]
-    if len(references) != pairs:
-        raise DataError(f"{path} has {len(references)} lines, but there are {pairs} sentence pairs; align line by line")
+    if len(references) != len(pairs):
+        count = f"{len(references)} lines, but there are {len(pairs)} sentence pairs"
+        raise DataError(f"{path} has {count}; align line by line")
+    for number, (reference, pair) in enumerate(zip(references, pairs, strict=True), start=1):
+        words = tuple(len(text.split()) for text in pair)
+        for i, j in sorted(reference.possible):
+            if i >= words[0] or j >= words[1]:
+                have = f"the sentences have {words[0]} and {words[1]} words"
+                raise DataError(f"{path}, line {number}: links words {i + 1} and {j + 1}, but {have}; use its tokens")
     return references
 
 

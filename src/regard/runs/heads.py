@@ -16,6 +16,7 @@ from regard.inspection import head_plot
 from regard.inspection.importance import Importance, importance_by_ablation, importance_by_gradient, mean_loss
 from regard.inspection.interventions import Head, head_counts
 from regard.inspection.patterns import NAMES, HeadPatterns, head_patterns
+from regard.nn.checks import check_count
 from regard.runs.inference import Runs, load_one, load_runs
 from regard.runs.options import LoadOptions, accepts, cpu_threads
 from regard.runs.trained_model import TrainedModel, held_out
@@ -143,6 +144,7 @@ def texts_for(
     limit: int = 200,
 ) -> Texts:
     """Return the first `limit` examples in the files, or by default of the validation text of the run."""
+    check_count("--limit", limit)
     option = {"translate": "--source and --target", "generate": "--text"}.get(run.command)
     if (source is None) != (target is None) or (text is not None and source is not None):
         raise DataError("give --source and --target, or --text, or none of them for the validation text of the run")

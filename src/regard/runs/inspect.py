@@ -12,10 +12,11 @@ from torch import Tensor
 from regard.batch import Batch, require_data
 from regard.data.token_store import Table
 from regard.errors import DataError, SpecError, nearest
+from regard.inference.text import Output
 from regard.inspection import render
 from regard.inspection.recording import UNKNOWN, Recording, record
 from regard.inspection.saving import check_path
-from regard.inspection.selection import LIMIT
+from regard.inspection.selection import KINDS, LIMIT
 from regard.runs.inference import load_one, load_runs
 from regard.runs.options import LoadOptions, accepts
 from regard.runs.trained_model import TrainedModel
@@ -135,6 +136,8 @@ def attention(
     picture has a row per layer and a column per head. `words` joins the subwords of each word. The other parameters are
     those of `regard.inspect`.
     """
+    if kind is not None and "." not in kind:
+        raise SpecError("kind", f"there is no {kind!r} attention; {nearest(kind, KINDS)}")
     if out is not None:
         check_path(Path(out))
     keep, layers = [kind or "attention"], None if layer is None else [layer]
@@ -150,7 +153,7 @@ def attention(
 def batch_of(run: TrainedModel, text: str, target: str | None = None) -> Batch:
     """Return the batch of one row for a text. A translation model reads `target`, by default its own translation."""
     if run.command == "translate":
-        return _own_translation(run, text) if target is None else run.batch([(text, target)])
+        return batch_of_output(run, run.translations(text)[0]) if target is None else run.batch([(text, target)])
     if target is not None:
         raise DataError(f"target: {run.path} reads a single text, and no target; leave it out")
     if run.command == "generate":  # one row, where `run.batch` would make several of a long text
@@ -162,9 +165,8 @@ def batch_of(run: TrainedModel, text: str, target: str | None = None) -> Batch:
     return run.objective.item(table.columns, [np.zeros(1, np.int64)]).batch.to(run.device)
 
 
-def _own_translation(run: TrainedModel, text: str) -> Batch:
-    """Return the batch in which the decoder reads the token ids that it generates for `text`."""
-    output = run.translations(text)[0]
+def batch_of_output(run: TrainedModel, output: Output) -> Batch:
+    """Return the batch in which a translation model reads the token ids of its own output, and those of the source."""
     require_data(bool(output.read), "text: is empty, and the model does not read empty texts; give at least one word")
     begin, end = run.tokenizer.bos, run.tokenizer.eos if output.ended else UNKNOWN
     target, labels = torch.tensor([[begin, *output.ids]]), torch.tensor([[*output.ids, end]])

@@ -38,7 +38,7 @@ def allowed_host(host: str, settings: Settings) -> bool:
     A web page can let a name of its own resolve to 127.0.0.1 (DNS rebinding). The browser then sends that name in the
     Host header. A server that binds to all addresses also accepts addresses, which cannot be rebound.
     """
-    if host in LOOPBACK or host in {name.lower() for name in (settings.host, *settings.allow_hosts)}:
+    if allowed_name(host, settings):
         return True
     if settings.host not in WILDCARDS:
         return False
@@ -47,6 +47,11 @@ def allowed_host(host: str, settings: Settings) -> bool:
     except ValueError:
         return False
     return True
+
+
+def allowed_name(host: str, settings: Settings) -> bool:
+    """Return whether a host is the loopback address, that of the server, or one that the operator has named."""
+    return host in LOOPBACK or host in {name.lower() for name in (settings.host, *settings.allow_hosts)}
 
 
 def right_key(given: str, keys: Iterable[str]) -> bool:
@@ -106,8 +111,8 @@ class Guard:
         origin = headers.get("origin")
         if origin is None or origin in self.settings.allow_origins:
             return
-        other = host_of(urlsplit(origin).netloc if "://" in origin else "")
-        if other is None or not allowed_host(other, self.settings):
+        other = host_of(origin.partition("://")[2])
+        if other is None or not (other == host or allowed_name(other, self.settings)):
             hint = "start the server with --allow-origin"
             raise RequestError(403, f"pages of {origin[:80]!r} may not use this server; {hint} {origin[:80]}")
 

@@ -136,7 +136,7 @@ async def translate(request: Request, service: Serving) -> Translation:
     check_texts("q", texts, service.settings, 400)
     alternatives = number(fields.get("alternatives") or 0, service.settings.max_beam - 1)
     form = fields.get("format") or "text"
-    if form not in {"text", "html"}:
+    if form not in ("text", "html"):  # a tuple: a list in a request cannot be hashed
         raise RequestError(400, f"format: {str(form)[:20]!r} is not supported; use 'text' or 'html'", "format")
     jobs = [_job(service, text, fields["source"], fields["target"]) for text in texts]
     results = await _translations(request, service, jobs, form == "html", alternatives)

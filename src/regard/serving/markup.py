@@ -20,6 +20,7 @@ _VOID = "area base br col embed hr img input link meta param source track wbr"
 INLINE, UNTRANSLATED, VOID = (frozenset(names.split()) for names in (_INLINE, _UNTRANSLATED, _VOID))
 OPAQUE = frozenset({"", "code", "kbd", "samp", "svg", "math"})  # untranslated elements and comments within a sentence
 SPACE = re.compile(r"\s+")
+MARGIN = re.compile(r"(?:\s|&(?:nbsp|ensp|emsp|thinsp|#160|#[xX]0*[aA]0);)+")  # white space, also as an entity
 Fits = Callable[[str], bool]
 
 
@@ -42,6 +43,10 @@ class Tokenizer(HTMLParser):
     def mark(self, kind: Literal["text", "start", "end", "other"], name: str = "", translated: bool = True) -> None:
         """Store the kind of the token that begins here."""
         self.marks.append((self.getpos(), Token(kind, "", name, translated)))
+
+    def parse_html_declaration(self, i: int) -> int:
+        """Read what begins with `<!`. The parent class raises an error for `<![` without one of certain words."""
+        return self.parse_bogus_comment(i) if self.rawdata.startswith("<![", i) else super().parse_html_declaration(i)
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         given = dict(attrs)
@@ -128,7 +133,7 @@ class Unit:
     @property
     def texts(self) -> list[str]:
         """The texts that are not blank."""
-        return [_plain(token.raw) for token in self.tokens if token.kind == "text" and token.raw.strip()]
+        return [_plain(token.raw) for token in self.tokens if token.kind == "text" and not MARGIN.fullmatch(token.raw)]
 
     def parts(self, fits: Fits) -> Iterator[Part]:
         """Yield the sentences whose translations are needed: those of the whole unit, and those of each text."""
@@ -151,7 +156,7 @@ class Unit:
     def _each(self, translate: Callable[[str], str]) -> Iterator[str]:
         """Yield the tokens, with every text translated by itself."""
         for token in self.tokens:
-            if token.kind != "text" or not token.raw.strip():
+            if token.kind != "text" or MARGIN.fullmatch(token.raw):
                 yield token.raw
                 continue
             before, after = _margins(token.raw)
@@ -207,7 +212,9 @@ class Unit:
 
 def _margins(raw: str) -> tuple[str, str]:
     """Return the white space before and after a text."""
-    return raw[: len(raw) - len(raw.lstrip())], raw[len(raw.rstrip()) :]
+    runs = list(MARGIN.finditer(raw))
+    before = runs[0].group() if runs and runs[0].start() == 0 else ""
+    return before, runs[-1].group() if runs and runs[-1].end() == len(raw) else ""
 
 
 @dataclass(frozen=True)

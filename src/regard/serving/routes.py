@@ -9,7 +9,9 @@ from pydantic import BaseModel, Field
 
 from regard.errors import RegardError
 from regard.inference.text import NEW, Output
-from regard.runs.inspect import Attention
+from regard.inspection.recording import record
+from regard.runs.inspect import Attention, batch_of_output
+from regard.runs.trained_model import TrainedModel
 from regard.serving.engine import submit
 from regard.serving.errors import ClientGoneError, RequestError, refused
 from regard.serving.errors import body as error_body
@@ -116,8 +118,11 @@ async def translate(body: TranslationRequest, request: Request, service: Serving
     attentions: list[AttentionBody] = []
 
     def inspect(ticket: Ticket, outputs: list[list[Output]]) -> None:
-        for text, best in zip(body.texts, outputs, strict=True):
-            attention = model.call(lambda text=text, best=best: model.run.attention(text, best[0].text), ticket)
+        for best in outputs:
+            if not (best[0].read or body.attention):  # the model did not read an empty text
+                alignments.append(AlignmentBody(source=[], target=[], pairs=[]))
+                continue
+            attention = model.call(lambda best=best: attention_to(model.run, best[0]), ticket)
             if body.alignment:
                 alignments.append(aligned(attention))
             if body.attention:
@@ -133,6 +138,13 @@ async def translate(body: TranslationRequest, request: Request, service: Serving
         alignments=alignments if body.alignment else None,
         attention=attentions[0] if body.attention else None,
     )
+
+
+def attention_to(run: TrainedModel, output: Output) -> Attention:
+    """Return the attention weights with which a translation model reads its own output."""
+    batch = batch_of_output(run, output)
+    recording = record(run.model, batch, tokenizers=run.tokenizers, keep=["attention"])
+    return Attention(recording.tokens, recording.attention)
 
 
 def aligned(attention: Attention) -> AlignmentBody:

@@ -18,8 +18,10 @@ ABBREVIATIONS = frozenset(_ABBREVIATIONS.split())
 CLOSING = "\"'”’»›)\\]}」』）"
 OPENING = "\"'“‘„«‹(\\[{¿¡「『（"
 # A mark that ends a sentence and white space after it, or a mark of a script without spaces.
-END = re.compile(f"(?:[.!?…؟।]+[{CLOSING}]*(?=\\s)|[。！？｡]+[{CLOSING}]*)\\s*")
+# A match begins with the first of several marks; otherwise, the time would grow with the square of their number.
+END = re.compile(f"(?:(?<![.!?…؟।])[.!?…؟।]+[{CLOSING}]*(?=\\s)|[。！？｡]+[{CLOSING}]*)\\s*")
 NUMBER = re.compile(r"(?:^|\s)\(?\d{1,2}$")  # as in "am 3. Oktober", or at the beginning of an item of a list
+NUMBER_LENGTH = 4  # characters at the end of a text in which NUMBER is searched
 CLAUSE = re.compile(r"(?<=[,;:，、；：—–])\s*|\s+")
 UNSPACED = re.compile("[\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\uff00-\uffef\u3000-\u303f\u0e00-\u0eff]")
 
@@ -72,10 +74,10 @@ def _ends(before: str, mark: str, after: str) -> bool:
         return False
     if mark.rstrip() != ".":
         return True
-    words = before.split()
+    words = before.rsplit(None, 1)
     word = words[-1].lstrip(OPENING.replace("\\", "")) if words else ""
     initial = len(word) == 1 and word.isalpha() and word.isupper() and word != "I"
-    return not (initial or word.lower() in ABBREVIATIONS or NUMBER.search(before))
+    return not (initial or word.lower() in ABBREVIATIONS or NUMBER.search(before[-NUMBER_LENGTH:]))
 
 
 def fitted(sentence: str, fits: Callable[[str], bool]) -> list[str]:

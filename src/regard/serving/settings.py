@@ -1,5 +1,7 @@
 """The settings of the server."""
 
+import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -7,6 +9,11 @@ from types import MappingProxyType
 from regard.errors import SpecError, nearest
 from regard.nn.checks import check_count
 from regard.serving.languages import NAMES
+
+HOST = re.compile(
+    r"(?:[\w-]+\.)*[\w-]+|[0-9a-f:.]+", re.ASCII | re.IGNORECASE
+)  # a name, or an address without brackets
+ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://(?:(?:[a-z0-9_-]+\.)*[a-z0-9_-]+|\[[0-9a-f:.]+\])(?::\d+)?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,10 +54,19 @@ class Settings:
     max_new_tokens: int = 2048  # maximum number of tokens of an output that a request can ask for
 
     def __post_init__(self) -> None:
-        """Raise SpecError for a limit below 1."""
+        """Raise SpecError for a limit below 1, and for a host, origin or key that no request can have."""
         for name in ("queue", "max_batch", "max_body", "max_texts", "max_chars", "max_beam", "max_new_tokens"):
             check_count(name, getattr(self, name))
-        if not self.timeout > 0:
-            raise SpecError("timeout", f"must be above 0, not {self.timeout}")
+        if not 0 < self.timeout < math.inf:
+            raise SpecError("timeout", f"must be a number above 0, not {self.timeout}")
+        for name in self.allow_hosts:
+            if not HOST.fullmatch(name):
+                raise SpecError("--allow-host", f"{name!r} is not a host name; give it without scheme, port and path")
+        for origin in self.allow_origins:
+            if origin != "null" and not ORIGIN.fullmatch(origin):
+                message = (
+                    f"{origin!r} is not an origin, such as https://my.example:8080, in small letters, without a path"
+                )
+                raise SpecError("--allow-origin", message)
         if any(len(key) < 8 or not key.isascii() or not key.isprintable() for key in self.keys):
             raise SpecError("keys", "an API key needs at least 8 printable ASCII characters; choose a longer one")

@@ -41,11 +41,13 @@ async def pieces(
 
     future = service.start(model, ticket, work)
     future.add_done_callback(lambda _: queue.put_nowait(OVER))
+    late = False
     try:
         while True:
             try:
                 item = await asyncio.wait_for(queue.get(), service.settings.timeout)
             except TimeoutError:
+                late = True
                 service.metrics.late.labels(model.name).inc()
                 raise timed_out(service.settings.timeout) from None
             if item is OVER:
@@ -53,7 +55,7 @@ async def pieces(
                 return
             yield item
     finally:
-        if not future.done():
+        if not (late or future.done()):
             service.metrics.gone.labels(model.name).inc()
         ticket.cancel(ClientGoneError("the request is over"))
 

@@ -1,3 +1,4 @@
+import asyncio
 import json
 import threading
 from typing import Any
@@ -9,6 +10,8 @@ from fastapi import FastAPI
 from fastapi.testclient import TestClient
 
 from regard.lens import api
+from regard.lens.decode import Read
+from regard.lens.request import LensRequest
 from regard.lens.serve import add_lens
 from regard.lens.session import Lens
 from regard.serving.app import create_app
@@ -63,6 +66,7 @@ def test_inspect_answers_for_the_named_model(client: TestClient) -> None:
         (json.dumps({"text": "one", "model": "c"}).encode(), 422, "there is no model 'c'"),
         (json.dumps({"text": "one", "model": ["c"]}).encode(), 422, "there is no model"),
         (json.dumps({"text": "one\ud800"}).encode(), 422, "half a character"),
+        (json.dumps({"text": "one", "t\ud800xt": 1}).encode(), 422, "is not a key of a lens request"),
         (json.dumps({"text": "x" * 300_000}).encode(), 413, "bytes"),
     ],
 )
@@ -96,6 +100,52 @@ def test_too_many_waiting_requests_are_refused(make: Make, monkeypatch: pytest.M
         go_on.set()
         first.join()
         assert client.post("/lens/api/inspect", json={"text": "one"}).status_code == 200
+
+
+def test_request_of_a_client_that_left_gives_up_its_place(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun, go = threading.Event(), threading.Event()
+    read, texts = Lens._read, list[str]()
+
+    def slow(lens: Lens, request: LensRequest, warnings: list[str]) -> Read:
+        texts.append(request.text)
+        begun.set()
+        assert go.wait(20)
+        return read(lens, request, warnings)
+
+    monkeypatch.setattr(Lens, "_read", slow)
+    monkeypatch.setattr(api, "WAITING", 2)
+    app = FastAPI()
+    app.include_router(api.router({"a": make("translator")}))
+
+    async def post(text: str, leaves: bool) -> int:
+        messages = [{"type": "http.request", "body": json.dumps({"text": text}).encode(), "more_body": False}]
+        sent: list[Any] = []
+
+        async def receive() -> Any:
+            if not messages and not leaves:
+                await asyncio.Event().wait()
+            return messages.pop() if messages else {"type": "http.disconnect"}
+
+        async def send(message: Any) -> None:
+            sent.append(message)
+
+        path = "/lens/api/inspect"
+        scope = {"type": "http", "method": "POST", "path": path, "query_string": b"", "headers": []}
+        await app(scope, receive, send)
+        return sent[0]["status"]
+
+    async def answers() -> tuple[int, int, int]:
+        first = asyncio.ensure_future(post("one", False))
+        await asyncio.to_thread(begun.wait, 20)
+        left = await post("two", True)
+        await asyncio.sleep(0.5)
+        third = asyncio.ensure_future(post("three", False))
+        await asyncio.sleep(0.1)
+        go.set()
+        return await first, left, await third
+
+    assert asyncio.run(answers()) == (200, 499, 200)
+    assert texts == ["one", "three"]
 
 
 def test_lens_is_a_part_of_the_server_and_behind_its_checks(make: Make) -> None:

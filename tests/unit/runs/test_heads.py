@@ -82,6 +82,10 @@ def test_table_has_a_row_for_every_head(stored: Path, files: Any, pairs: list[tu
         "importance",
     }  # fmt: skip
     assert regard.heads(run, **files, limit=2).texts == 2
+    with pytest.raises(SpecError, match="--limit: must be at least 1, not 0"):
+        regard.heads(run, **files, limit=0)
+    with pytest.raises(DataError, match="does not exist; create this folder first"):
+        regard.heads(run, **files, limit=2).plot("no_such_folder/heads.png")
 
 
 @pytest.mark.parametrize("name", ["recurrent", "convolutional"])
@@ -178,6 +182,10 @@ def test_empty_lines_have_no_links(stored: Path, tmp_path: Path, pairs: list[tup
 def test_unusable_alignments_give_a_sentence(stored: Path, files: Any, tmp_path: Path) -> None:
     (tmp_path / "gold").write_text("1-1\n")
     with pytest.raises(DataError, match=r"has 1 lines, but there are \d+ sentence pairs"):
+        regard.align(stored / "translator", **files, gold=tmp_path / "gold")
+    pairs = files["source"].read_text().splitlines()
+    (tmp_path / "gold").write_text("1-1\n1p99\n" + "1-1\n" * (len(pairs) - 2))
+    with pytest.raises(DataError, match=r"line 2: links words 1 and 99, but the sentences have \d+ and \d+ words"):
         regard.align(stored / "translator", **files, gold=tmp_path / "gold")
     with pytest.raises(SpecError, match="'9' is not one of 0"):
         regard.align(stored / "translator", **files, layer="9")

@@ -195,7 +195,7 @@ def test_the_same_picture_has_the_same_bytes(runs: dict[str, Any], tmp_path: Pat
     ("options", "message"),
     [
         (["--kind", "decoder.crossing"], "there is no 'decoder.crossing' attention; did you mean 'decoder.cross'?"),
-        (["--kind", "cross"], "there is no part 'cross' of a recording; "),
+        (["--kind", "cross"], "kind: there is no 'cross' attention; did you mean 'decoder.cross'?"),
         (["--layer", "7"], "there is no layer 7; there are 3, counted from 0"),
         (["--kind", "encoder.self", "--layer", "2"], "there is no layer 2; there are 2, counted from 0"),
         (["--head", "5"], "head: there is no head 5; this layer has 2"),
@@ -217,3 +217,9 @@ def test_missing_text_and_missing_attention_are_refused(folders: dict[str, Path]
     assert "standard input is empty" in complaint("attention", folders["translator"], stdin=b"\n")
     assert "this model has no attention" in complaint("attention", folders["classifier"], "abcd")
     assert "no target; leave it out" in complaint("attention", folders["lines"], "abcd", "--target", "x")
+
+
+@pytest.mark.parametrize("kind", ["states", "attention", "decoder_cross"])
+def test_a_part_of_a_recording_is_no_kind_of_attention(runs: dict[str, Any], kind: str) -> None:
+    with pytest.raises(SpecError, match=f"kind: there is no '{kind}' attention"):
+        regard.attention(runs["translator"], "one two", kind=kind)

@@ -69,6 +69,17 @@ def test_pages_of_other_origins_are_refused_unless_allowed() -> None:
     assert reply(Settings(allow_origins=("https://my.example",)), origin="https://my.example")[0] == 200
 
 
+def test_pages_of_other_addresses_are_refused_by_a_server_on_all_addresses() -> None:
+    settings = Settings(host="0.0.0.0")
+    assert reply(settings, host="10.0.0.5:8000", origin="http://10.0.0.5:8000")[0] == 200
+    assert reply(settings, host="10.0.0.5:8000", origin="http://10.0.0.6")[0] == 403
+
+
+@pytest.mark.parametrize("origin", ["http://[evil", "http://[::1", "http://a:port", "http://", "://", "[", ""])
+def test_malformed_origins_are_refused(origin: str) -> None:
+    assert reply(Settings(), origin=origin)[0] == 403
+
+
 def basic(key: str) -> str:
     return "Basic " + base64.b64encode(f"user:{key}".encode()).decode()
 

@@ -1,5 +1,6 @@
 import html
 import re
+import string
 
 import pytest
 from hypothesis import given
@@ -37,6 +38,11 @@ def upper(document: str) -> str:
         ("<p>\n  one\n  two\n</p>", "<p>\n  ONE TWO\n</p>"),
         ("<p>one <img src='one.png'> two</p>", "<p>ONE <img src='one.png'> TWO</p>"),
         ("a < b", "A &lt; B"),
+        ("<p>one</p>&nbsp;<p>two</p>", "<p>ONE</p>&nbsp;<p>TWO</p>"),
+        ("<td>&#160;&#xA0;</td>", "<td>&#160;&#xA0;</td>"),
+        ("<b>one <i>two</i> three&nbsp;</b> four", "<b>ONE <i>TWO</i> THREE&nbsp;</b> FOUR"),
+        ("one<![endif]-->two<![x]>three", "ONE<![endif]-->TWO<![x]>THREE"),
+        ("<p>one</p><![<b>two</b>", "<p>ONE</p><![<b>TWO</b>"),
         ("<p>one", "<p>ONE"),
         ("<script>one", "<script>one"),
         ("", ""),
@@ -88,6 +94,12 @@ def test_translation_keeps_all_tags_and_words(document: str) -> None:
 def test_tokens_together_are_the_document(document: str) -> None:
     assert "".join(token.raw for token in tokenize(document)) == document
     Document.read(document, always).render({text: text for text in Document.read(document, always).sentences()})
+
+
+@given(st.text(alphabet="<![]->/?&;#ab =\"'" + string.whitespace, max_size=40))
+def test_malformed_markup_is_a_document(document: str) -> None:
+    assert "".join(token.raw for token in tokenize(document)) == document
+    upper(document)
 
 
 def test_plain_text_is_not_read_as_html() -> None:

@@ -1,5 +1,7 @@
 # ruff: noqa: RUF001  # marks of other scripts look like those of ASCII
 
+import time
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -58,3 +60,10 @@ def test_long_sentence_is_divided_after_a_comma_near_its_middle() -> None:
     assert fitted(sentence, lambda text: len(text) < 25) == ["one two three, ", "four five six seven"]
     assert fitted("abcdefgh", lambda text: len(text) <= 2) == ["ab", "cd", "ef", "gh"]
     assert all(len(piece.split()) <= 3 for piece in fitted("a b c d e f g h", lambda text: len(text.split()) <= 3))
+
+
+@pytest.mark.parametrize("text", ["!" * 50_000, "?" * 25_000 + ")" * 25_000, "1. " * 10_000])
+def test_time_does_not_grow_with_the_square_of_the_marks(text: str) -> None:
+    begin = time.process_time()
+    assert "".join(part.text for part in split(text)) == text
+    assert time.process_time() - begin < 2

@@ -85,7 +85,27 @@ def test_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
         serve.check_installed()
 
 
-@pytest.mark.parametrize("limit", [{"queue": 0}, {"max_batch": 0}, {"max_body": -1}, {"timeout": 0.0}])
+@pytest.mark.parametrize(
+    "limit", [{"queue": 0}, {"max_batch": 0}, {"max_body": -1}, {"timeout": 0.0}, {"timeout": float("inf")}]
+)
 def test_limits_below_one_are_refused(limit: dict[str, Any]) -> None:
     with pytest.raises(SpecError, match=next(iter(limit))):
         Settings(**limit)
+
+
+@pytest.mark.parametrize(
+    "name", ["my.example:80", "https://my.example", "my.example/", "*", "[::1]", "", "münchen.example"]
+)
+def test_host_that_no_header_can_name_is_refused(name: str) -> None:
+    with pytest.raises(SpecError, match="--allow-host"):
+        Settings(allow_hosts=(name,))
+    assert Settings(allow_hosts=("my.example", "GPU_7", "fe80::1", "10.0.0.1"))
+
+
+@pytest.mark.parametrize(
+    "origin", ["my.example", "https://my.example/", "https://my.example/page", "*", "https://My.example"]
+)
+def test_origin_that_no_header_can_name_is_refused(origin: str) -> None:
+    with pytest.raises(SpecError, match="--allow-origin"):
+        Settings(allow_origins=(origin,))
+    assert Settings(allow_origins=("https://my.example:8080", "http://localhost", "http://[::1]:80", "null"))

@@ -48,22 +48,18 @@ function say(sentence) {
   at("notice").hidden = !sentence;
 }
 
+// The link must not change the part of the address after #, which holds the state.
+document.querySelector(".skip").addEventListener("click", (event) => {
+  event.preventDefault();
+  at("output").focus();
+});
+
 async function start() {
   const loaded = await loadModels();
   models = loaded.models;
   if (loaded.view && !location.hash) history.replaceState(null, "", `#${loaded.view}`);
-  store = createStore();
-  const state = store.get();
-  const known = (name) => models.some((each) => each.name === name);
-  const unknown = state.models.filter((name) => name !== null && !known(name));
-  const [first, second] = state.models;
-  const shown = known(first) ? first : models[0].name;
-  store.update({
-    models: [shown, known(second) && second !== shown ? second : null],
-    text: state.text ?? models.find((each) => each.name === shown).example,
-  });
-  if (offline) say(SAVED);
-  else if (unknown.length) say(`There is no model ${unknown.join(", ")} here; another one is shown.`);
+  store = createStore(settled);
+  store.update({}); // the address holds the whole state
   store.subscribe((_, asks) => {
     if (asks) refresh();
     render();
@@ -76,6 +72,21 @@ async function start() {
   }).observe(document.body);
   refresh();
   render();
+}
+
+// The state for an address, with models that exist and a text.
+function settled(state) {
+  const known = (name) => models.some((each) => each.name === name);
+  const unknown = state.models.filter((name) => name !== null && !known(name));
+  const [first, second] = state.models;
+  const shown = known(first) ? first : models[0].name;
+  if (offline) say(SAVED);
+  else say(unknown.length ? `There is no model ${unknown.join(", ")} here; another one is shown.` : null);
+  return {
+    ...state,
+    models: [shown, known(second) && second !== shown ? second : null],
+    text: state.text ?? models.find((each) => each.name === shown).example,
+  };
 }
 
 function shownPanels() {

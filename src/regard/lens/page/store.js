@@ -24,8 +24,10 @@ const DEFAULTS = {
 // What a result of the server depends on. The other keys change only how it is drawn.
 const ASKED = ["models", "text", "beam", "length", "heads", "forced"];
 
-export function createStore() {
-  let state = { ...structuredClone(DEFAULTS), ...read(location.hash) };
+// `settled` returns a state that can be shown, for one that an address gives.
+export function createStore(settled) {
+  const given = () => settled({ ...structuredClone(DEFAULTS), ...read(location.hash) });
+  let state = given();
   const listeners = [];
   const update = (patch, replace = true) => {
     const asks = ASKED.some((key) => key in patch && JSON.stringify(patch[key]) !== JSON.stringify(state[key]));
@@ -35,7 +37,7 @@ export function createStore() {
     listeners.forEach((listener) => listener(state, asks));
   };
   addEventListener("hashchange", () => {
-    state = { ...structuredClone(DEFAULTS), ...read(location.hash) };
+    state = given();
     listeners.forEach((listener) => listener(state, true));
   });
   return { get: () => state, update, subscribe: (listener) => listeners.push(listener) };
@@ -69,7 +71,7 @@ function read(hash) {
   for (const [short, name] of Object.entries(PLAIN)) if (given.has(short)) state[name] = given.get(short);
   for (const [short, name] of Object.entries(NUMBERS)) {
     const value = Number.parseInt(given.get(short) ?? "", 10);
-    if (Number.isFinite(value)) state[name] = value;
+    if (value >= 0) state[name] = value;
   }
   [0, 1].forEach((i) => {
     for (const part of (given.get(`x${i || ""}`) ?? "").split("~").filter(Boolean)) {
