@@ -142,7 +142,7 @@ class ProcessGroup(Group):
         self.turn += 1
         key = f"value/{self.turn}"
         if self.leads:
-            with self._beating():
+            with self.beating():
                 value = function()
             self.store.set(key, json.dumps(value))
         return json.loads(self._awaited(key))
@@ -200,7 +200,7 @@ class ProcessGroup(Group):
             time.sleep(POLL)
 
     @contextmanager
-    def _beating(self) -> Iterator[None]:
+    def beating(self) -> Iterator[None]:
         """Give signs of life in the background, so that the other ranks wait as long as this process lives."""
         over = threading.Event()
 
