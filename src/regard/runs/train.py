@@ -191,8 +191,7 @@ def _resume(folder: RunFolder, options: TrainingOptions, group: Group) -> tuple[
         with locked(folder.path, writes=folder.writes):
             if not folder.final.exists():  # another process may have finished the run meanwhile
                 request = _read_request(folder, options.trust_code)
-                recovery = newest_whole(folder)
-                group.alone(lambda: RESUME)
+                recovery = _recovered(folder, group)
                 options = replace(options, cache=False)
                 trainer = _prepare_and_assemble(folder, request, options, console, group, recovery)
                 trainer.resume(recovery)
@@ -202,6 +201,18 @@ def _resume(folder: RunFolder, options: TrainingOptions, group: Group) -> tuple[
     run = load(folder.path, options.device, trust_code=options.trust_code, plain=options.plain)
     console.report(f"already finished: {folder.path}; to continue with other text: regard train --from {folder.path}")
     return run, Outcome(True, "it was finished", run.step)
+
+
+def _recovered(folder: RunFolder, group: Group) -> Recovery | None:
+    """Read the checkpoint to resume while the other ranks wait, which then read it, too."""
+    found: list[Recovery | None] = []
+
+    def read() -> str:
+        found.append(newest_whole(folder))
+        return RESUME
+
+    group.alone(read)
+    return found.pop()
 
 
 def _follow(folder: RunFolder, options: TrainingOptions, group: Group) -> tuple[TrainedModel, Outcome]:
@@ -278,8 +289,7 @@ def _prepare_and_assemble(
         plain=options.plain,
         group=group,
     )
-    if group.leads:
-        _report_model(trainer, folder, data, criterion, console)
+    group.alone(lambda: _report_model(trainer, folder, data, criterion, console))
     return trainer
 
 
