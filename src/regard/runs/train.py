@@ -33,12 +33,13 @@ from regard.training.checkpoint import FORMAT, RunFolder, json_text, read_json, 
 from regard.training.console import TrainingConsole
 from regard.training.log import Log, TensorBoard, environment
 from regard.training.parallel.group import Group, joined
-from regard.training.parallel.joining import launch_name
+from regard.training.parallel.joining import OtherRankError, launch_name
 from regard.training.recovery import Recovery, newest_whole
 from regard.training.spec import TrainSpec
 from regard.training.trainer import Outcome, Trainer, Watcher, precision
 
 START, RESUME, FINISHED = "start", "resume", "finished"  # what rank 0 does, and so all ranks
+CLEARED = 2.0  # seconds from the moment when rank 0 clears the folder, until the others know that it has failed
 PARENT_RECORDS = 200  # validation examples of the parent run, translated before and after fine-tuning
 
 
@@ -219,6 +220,8 @@ def _follow(folder: RunFolder, options: TrainingOptions, group: Group) -> tuple[
     """Train with rank 0, which has the lock of the folder and decides what is done."""
     task = group.alone(lambda: START)  # the value of rank 0
     if not folder.request.exists() and not folder.recipe.exists():
+        if group.failed_elsewhere(CLEARED):
+            raise OtherRankError(f"rank {group.rank} stops, because another rank has failed")
         raise DataError(
             f"rank {group.rank} does not find {folder.path}, where rank 0 trains; use a folder that all machines share"
         )

@@ -24,6 +24,7 @@ from regard.runs.train import (
 )
 from regard.training.checkpoint import RunFolder
 from regard.training.parallel.group import Group
+from regard.training.parallel.joining import OtherRankError
 from regard.training.schedule import Constant, Cosine
 from regard.training.spec import TrainSpec
 
@@ -128,6 +129,21 @@ def test_the_other_ranks_see_signs_of_life_while_rank_0_reads_a_checkpoint_and_m
         monkeypatch.setattr(train_module, name, recorded(name))
     assert resume(tmp_path / "run", device="cpu").finished
     assert seen == {"newest_whole": True, "_report_model": True}
+
+
+@pytest.mark.parametrize("failed", [True, False])
+def test_a_rank_without_the_folder_reports_it_unless_rank_0_has_failed_and_cleared_it(
+    failed: bool, tmp_path: Path
+) -> None:
+    class Second(Group):
+        rank = 1
+
+        def failed_elsewhere(self, wait: float = 0.0) -> bool:
+            return failed and wait > 0
+
+    folder = RunFolder(tmp_path / "run")
+    with pytest.raises(OtherRankError if failed else DataError, match="another rank" if failed else "does not find"):
+        train_module._follow(folder, TrainingOptions("cpu"), Second())
 
 
 def test_watchers_receive_the_events_of_training(text: Path, tmp_path: Path) -> None:

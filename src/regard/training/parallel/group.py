@@ -69,6 +69,11 @@ class Group:
         """Return the reason of the lowest rank that has one, or None if no rank has one."""
         return why
 
+    def failed_elsewhere(self, wait: float = 0.0) -> bool:
+        """Return whether another rank has failed, or fails within `wait` seconds."""
+        del wait
+        return False
+
 
 ALONE = Group()
 
@@ -175,7 +180,7 @@ class ProcessGroup(Group):
                 self.store.set(f"left/{self.rank}", "")
             return error
         lost = isinstance(error, RuntimeError) and not isinstance(error, RegardError) and is_lost(error)
-        if lost and self._failed_elsewhere(wait=2 * BEAT):
+        if lost and self.failed_elsewhere(wait=2 * BEAT):
             return self.failure(OtherRankError(f"rank {self.rank} stops, because another rank has failed"))
         with suppress(RuntimeError):  # the store is lost, too
             self.store.set("failed", str(self.rank))
@@ -189,7 +194,7 @@ class ProcessGroup(Group):
             "from the last checkpoint with regard resume"
         )
 
-    def _failed_elsewhere(self, wait: float = 0.0) -> bool:
+    def failed_elsewhere(self, wait: float = 0.0) -> bool:
         deadline = time.monotonic() + wait
         while True:
             with suppress(RuntimeError):
@@ -222,7 +227,7 @@ class ProcessGroup(Group):
         patience = max(min(self.timeout, SILENT), 3 * BEAT)
         beats, heard, pause = -1, time.monotonic(), POLL
         while not self.store.check([key]):
-            if self._failed_elsewhere():
+            if self.failed_elsewhere():
                 raise OtherRankError(f"rank {self.rank} stops, because another rank has failed")
             now = self.store.add("beats", 0)
             if now != beats:
