@@ -144,6 +144,7 @@ class ClusterPool(Executor):
             self._finish(job, answer)
             return True
         if alive:
+            job.gone = None  # it may have been missing for a moment, while it was requeued
             return False
         job.gone = job.gone or time.monotonic()
         if time.monotonic() - job.gone < self.scheduler.grace:

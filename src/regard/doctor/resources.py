@@ -44,7 +44,7 @@ def disk_space(trainer: Trainer, folder: RunFolder) -> tuple[int, int]:
     every = spec.validate_every or spec.save_every or spec.steps or 1
     kept = min(spec.keep + spec.average, max(1, (spec.steps or 0) // every))
     # One more checkpoint while it is written beside the previous one; and the final weights.
-    return weights + state, (kept + 2) * weights + 2 * state + data
+    return weights + state, (kept + 2) * weights + (spec.keep_state + 1) * state + data
 
 
 def free_space(folder: str | Path = ".") -> int:

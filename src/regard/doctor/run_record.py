@@ -90,8 +90,9 @@ class RunRecord:
 
     @property
     def end(self) -> Event | None:
-        """The last event, if it is the end of training."""
-        return self.events[-1] if self.events and self.events[-1]["event"] == "end" else None
+        """The last event, if it is the end of training; a comparison with the parent run may follow it."""
+        last = next((event for event in reversed(self.events) if event["event"] != "parent"), None)
+        return last if last is not None and last["event"] == "end" else None
 
     @property
     def warmup(self) -> int:

@@ -33,12 +33,13 @@ from regard.training.checkpoint import FORMAT, RunFolder, json_text, read_json, 
 from regard.training.console import TrainingConsole
 from regard.training.log import Log, TensorBoard, environment
 from regard.training.parallel.group import Group, joined
-from regard.training.parallel.joining import launch_name
+from regard.training.parallel.joining import OtherRankError, launch_name
 from regard.training.recovery import Recovery, newest_whole
 from regard.training.spec import TrainSpec
 from regard.training.trainer import Outcome, Trainer, Watcher, precision
 
 START, RESUME, FINISHED = "start", "resume", "finished"  # what rank 0 does, and so all ranks
+CLEARED = 2.0  # seconds from the moment when rank 0 clears the folder, until the others know that it has failed
 PARENT_RECORDS = 200  # validation examples of the parent run, translated before and after fine-tuning
 
 
@@ -191,8 +192,7 @@ def _resume(folder: RunFolder, options: TrainingOptions, group: Group) -> tuple[
         with locked(folder.path, writes=folder.writes):
             if not folder.final.exists():  # another process may have finished the run meanwhile
                 request = _read_request(folder, options.trust_code)
-                recovery = newest_whole(folder)
-                group.alone(lambda: RESUME)
+                recovery = _recovered(folder, group)
                 options = replace(options, cache=False)
                 trainer = _prepare_and_assemble(folder, request, options, console, group, recovery)
                 trainer.resume(recovery)
@@ -204,12 +204,24 @@ def _resume(folder: RunFolder, options: TrainingOptions, group: Group) -> tuple[
     return run, Outcome(True, "it was finished", run.step)
 
 
+def _recovered(folder: RunFolder, group: Group) -> Recovery | None:
+    """Read the checkpoint to resume while the other ranks wait, which then read it, too."""
+    found: list[Recovery | None] = []
+
+    def read() -> str:
+        found.append(newest_whole(folder))
+        return RESUME
+
+    group.alone(read)
+    return found.pop()
+
+
 def _follow(folder: RunFolder, options: TrainingOptions, group: Group) -> tuple[TrainedModel, Outcome]:
     """Train with rank 0, which has the lock of the folder and decides what is done."""
     task = group.alone(lambda: START)  # the value of rank 0
     if not folder.request.exists() and not folder.recipe.exists():
-        if task != FINISHED:
-            group.alone(lambda: None)  # raises an error if rank 0 has failed, and has removed the folder
+        if group.failed_elsewhere(CLEARED):
+            raise OtherRankError(f"rank {group.rank} stops, because another rank has failed")
         raise DataError(
             f"rank {group.rank} does not find {folder.path}, where rank 0 trains; use a folder that all machines share"
         )
@@ -280,8 +292,7 @@ def _prepare_and_assemble(
         plain=options.plain,
         group=group,
     )
-    if group.leads:
-        _report_model(trainer, folder, data, criterion, console)
+    group.alone(lambda: _report_model(trainer, folder, data, criterion, console))
     return trainer
 
 

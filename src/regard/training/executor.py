@@ -117,21 +117,22 @@ class Update:
         total, nll = self.gradients.summed(torch.stack(sums)).unbind()
         try:
             norm = clip(self.model.parameters(), self.clip)
-            self._change_weights(norm, norm.isfinite() & total.isfinite(), scalars.ema_decay)
+            self._change_weights(norm.isfinite() & total.isfinite(), scalars.ema_decay)
         except (MemoryError, RuntimeError) as error:
             if not lacks_memory(error):
                 raise
             raise UpdateMemoryError(str(error)) from None
         return torch.stack([total, nll, norm.detach().to(total.dtype)])
 
-    def _change_weights(self, norm: Tensor, finite: Tensor, decay: float | Tensor) -> None:
+    def _change_weights(self, finite: Tensor, decay: float | Tensor) -> None:
         """Update weights and moving average, unless the loss or the gradient is not finite.
 
         A captured step must not wait for the device, so the optimizer itself skips the update there.
         """
         changed = True
         if self.scaler.is_enabled():
-            if bool(norm.isfinite()):  # after an overflow, clipping has made all gradients invalid
+            changed = bool(finite)
+            if changed:  # after an overflow, clipping has made all gradients invalid
                 for part in self.optimizer.parts.values():
                     self.scaler.step(part)
             self.scaler.update()

@@ -257,13 +257,14 @@ class Trainer:
                 why = self.group.reason(stop())
                 if why and progress.step < self.steps and not self.exhausted():
                     self.note_window()  # raises an error if training has diverged, before such weights are saved
-                    self.save(regular=False)
-                    self.saver.wait()
+                    if progress.saved[-1:] != [progress.step]:
+                        self.save(regular=False)
+                    self.wait_for_checkpoint()
                     self.emit("end", finished=False, why=why)
                     return Outcome(False, why, progress.step)
         finally:
             self.prefetch.close()
-        self.saver.wait()
+        self.wait_for_checkpoint()
         why = f"all {self.steps:,} steps done"
         if self.exhausted():
             why = f"no improvement in {progress.stale} validations"
@@ -479,7 +480,7 @@ class Trainer:
             progress.scores = {step: scores for step, scores in progress.scores.items() if step in kept}
         if self.scaler.is_enabled():
             progress.scaler = self.scaler.state_dict()
-        self.saver.wait()  # before copying, so that at most one copy is in memory
+        self.wait_for_checkpoint()  # before copying, so that at most one copy is in memory
         tensors = {f"optimizer.{name}": tensor for name, tensor in self.optimizer.state().items()}
         if self.ema is not None:
             tensors |= {f"raw.{name}": tensor for name, tensor in self.model.state_dict().items()}
@@ -490,6 +491,10 @@ class Trainer:
             self.start_saving(weights, trainer)
         self.checkpointed = time.monotonic()
         self.emit("save")
+
+    def wait_for_checkpoint(self) -> None:
+        """Wait until rank 0 has written the last checkpoint; it gives signs of life, however slow the disk is."""
+        self.group.alone(self.saver.wait)
 
     def save_final(self) -> None:
         """Choose the final weights and write them."""

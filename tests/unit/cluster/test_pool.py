@@ -5,7 +5,7 @@ import os
 import signal
 import time
 from collections.abc import Callable
-from concurrent.futures import Executor
+from concurrent.futures import Executor, Future
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -207,6 +207,16 @@ def test_the_options_reach_sbatch(slurm: Path, jobs: Any, tmp_path: Path) -> Non
     assert {"partition": "gpu", "time": "10", "mem": "2GB", "job-name": "regard"}.items() <= flags.items()
     assert flags["signal"] == "USR2@90"
     assert "\ntrue\ntrue\n" in text
+
+
+def test_a_job_that_was_requeued_has_its_grace_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(LocalScheduler, "grace", 30.0)
+    with ClusterPool(LOCAL, tmp_path / "work") as pool:
+        monkeypatch.setattr(pool, "_again", lambda _: pytest.fail("submitted again"))
+        job = module._Submitted(JobFolder(tmp_path / "job"), "a job", Future(), [])
+        job.gone = time.monotonic() - 60  # it was missing for a moment, a minute ago
+        assert not pool._look(job, alive=True)
+        assert not pool._look(job, alive=False)
 
 
 def test_events_are_read_once_and_half_a_line_is_left(tmp_path: Path) -> None:

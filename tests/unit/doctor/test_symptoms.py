@@ -89,6 +89,16 @@ def test_skipped_steps_are_counted(run: Make, count: int, level: str) -> None:
     assert "skipped-0.json" in found.evidence[0]
 
 
+def test_a_skipped_step_that_was_logged_alone_is_no_divergence(run: Make) -> None:
+    events: list[Event] = [
+        {"event": "step", "step": 500, "loss": None, "nll": None, "skipped": 1},
+        {"event": "skipped", "step": 500, "problem": "the loss is nan", "loss": None, "gradient": None, "file": None},
+    ]
+    found = one(divergence(run(falling(20), events=events)))
+    assert found.level == "warning"
+    assert found.evidence == ("step 500, the loss is nan",)
+
+
 def test_a_gradient_that_grows_is_an_error_and_one_spike_a_note(run: Make) -> None:
     growing = [1.0] * 14 + [30.0, 60.0, 100.0, 200.0, 300.0, 500.0]
     assert one(gradients(run(falling(20), gradient=growing))).level == "error"
@@ -187,6 +197,12 @@ def test_a_run_without_an_end_says_where_it_is_and_how_to_go_on(run: Make) -> No
     found = one(ending(run(falling(20), finished=False)))
     assert "step 1,000" in found.message
     assert "regard resume" in found.advice
+
+
+def test_a_finished_fine_tuning_has_ended_although_its_parent_was_compared_later(run: Make) -> None:
+    record = run(falling(20))
+    record.events.append({"event": "parent", "step": 1000, "before": {}, "after": {}})
+    assert not list(ending(record))
 
 
 def test_a_log_with_a_cut_last_line_is_read(tmp_path: Path) -> None:

@@ -13,9 +13,12 @@ from regard.data.objectives import Translation
 from regard.data.token_store import Column, Table
 from regard.doctor.forecast import duration, forecast, gigabytes
 from regard.doctor.probe import Probe, probe
-from regard.doctor.resources import available_memory
+from regard.doctor.resources import available_memory, disk_space
 from regard.doctor.trial import Worst, batch_sizes, bisect
 from regard.runs.request import request_from_options
+from regard.training.checkpoint import RunFolder
+from regard.training.trainer import Trainer
+from tests.unit.training.test_trainer import bucketed, spec_of, tiny
 
 
 def loader(batching: Buckets | Packing) -> BatchLoader:
@@ -90,6 +93,16 @@ def test_a_batch_that_does_not_fit_is_an_error_with_a_smaller_budget() -> None:
 def test_too_little_disk_space_and_many_long_examples_are_warnings() -> None:
     findings = list(forecast(made(left_out=30), free=10**6))
     assert [finding.level for finding in findings] == ["note", "note", "warning", "warning"]
+
+
+def test_disk_space_includes_every_resumable_checkpoint_and_the_one_being_written(tmp_path: Path) -> None:
+    trainer = Trainer(tiny(), spec_of(4, keep=1, keep_state=3), bucketed(), RunFolder(tmp_path))
+    trainer.fit()
+    fewer = Trainer(tiny(), spec_of(4, keep=1, keep_state=1), bucketed(), RunFolder(tmp_path))
+    fewer.optimizer = trainer.optimizer
+    state = sum(tensor.nbytes for tensor in trainer.optimizer.state().values())
+    several, single = (disk_space(each, trainer.folder)[1] for each in (trainer, fewer))
+    assert several - single == 2 * state > 0
 
 
 def test_a_time_limit_is_stated_as_such() -> None:

@@ -1,6 +1,9 @@
 """Training in a run folder: it starts, stops, resumes, and never touches files that are not its own."""
 
+import importlib
 import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +23,12 @@ from regard.runs.train import (
     train,
 )
 from regard.training.checkpoint import RunFolder
+from regard.training.parallel.group import Group
+from regard.training.parallel.joining import OtherRankError
 from regard.training.schedule import Constant, Cosine
 from regard.training.spec import TrainSpec
 
+train_module = importlib.import_module("regard.runs.train")
 SMALL = ("model.d_model=16", "model.heads=2", "model.encoder.depth=1", "model.decoder.depth=1")
 SHORT = ("train.steps=4", "train.validate_every=2", "train.decode=4", "data.tokenizer=characters")
 
@@ -82,6 +88,62 @@ def test_resume_continues_to_the_same_weights(text: Path, tmp_path: Path, monkey
     again, outcome = resume_run(tmp_path / "parts", TrainingOptions("cpu"))
     assert (outcome.finished, outcome.why) == (True, "it was finished")
     assert again.weights_sha256 == whole.weights_sha256
+
+
+class Waiting(Group):
+    """A group that records whether rank 0 is inside `alone`, where it gives signs of life to the others."""
+
+    inside = False
+
+    def alone(self, function: Callable[[], Any]) -> Any:
+        before, self.inside = self.inside, True
+        try:
+            return function()
+        finally:
+            self.inside = before
+
+
+def test_the_other_ranks_see_signs_of_life_while_rank_0_reads_a_checkpoint_and_measures_baselines(
+    text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start_run(
+        request_from_options(**options(text)), tmp_path / "run", TrainingOptions("cpu", max_time=0.0, cache=False)
+    )
+    group, seen = Waiting(), dict[str, bool]()
+
+    @contextmanager
+    def joined(_: str) -> Iterator[Group]:
+        yield group
+
+    def recorded(name: str) -> Callable[..., Any]:
+        function = getattr(train_module, name)
+
+        def call(*given: Any) -> Any:
+            seen[name] = group.inside
+            return function(*given)
+
+        return call
+
+    monkeypatch.setattr(train_module, "joined", joined)
+    for name in ("newest_whole", "_report_model"):
+        monkeypatch.setattr(train_module, name, recorded(name))
+    assert resume(tmp_path / "run", device="cpu").finished
+    assert seen == {"newest_whole": True, "_report_model": True}
+
+
+@pytest.mark.parametrize("failed", [True, False])
+def test_a_rank_without_the_folder_reports_it_unless_rank_0_has_failed_and_cleared_it(
+    failed: bool, tmp_path: Path
+) -> None:
+    class Second(Group):
+        rank = 1
+
+        def failed_elsewhere(self, wait: float = 0.0) -> bool:
+            return failed and wait > 0
+
+    folder = RunFolder(tmp_path / "run")
+    with pytest.raises(OtherRankError if failed else DataError, match="another rank" if failed else "does not find"):
+        train_module._follow(folder, TrainingOptions("cpu"), Second())
 
 
 def test_watchers_receive_the_events_of_training(text: Path, tmp_path: Path) -> None:

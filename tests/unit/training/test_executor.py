@@ -350,6 +350,25 @@ def test_utilisation_counts_three_forward_passes() -> None:
     assert mfu.peak(CPU, torch.bfloat16) is None
 
 
+@pytest.mark.parametrize("what", ["loss", "gradient"])
+def test_a_step_that_is_not_finite_changes_nothing_in_float16_either(what: str) -> None:
+    network = model()
+    step = replace(update(network, ema=True), scaler=torch.amp.GradScaler("cpu", init_scale=8.0))
+    step([FIRST], scalars(FIRST), 1)
+    ema = step.ema or {}
+    before, average = weights(network), {name: tensor.clone() for name, tensor in ema.items()}
+    if what == "loss":  # such as that of a masked token: the gradient of an infinite loss may be finite
+        step = replace(
+            step, loss=lambda batch: network.loss(batch)._replace(total=network.loss(batch).total + math.inf)
+        )
+    else:
+        next(network.parameters()).register_hook(lambda gradient: gradient.fill_(math.inf))
+    total, _, norm = step([FIRST], scalars(FIRST), 1)
+    assert (total.isfinite(), norm.isfinite()) == ((False, True) if what == "loss" else (True, False))
+    assert torch.equal(weights(network), before)
+    assert all(torch.equal(ema[name], tensor) for name, tensor in average.items())
+
+
 @pytest.mark.parametrize("overflow", [math.inf, math.nan])
 def test_no_part_of_an_optimizer_steps_if_one_gradient_overflows(overflow: float) -> None:
     """Clipping divides all gradients by one norm, so an overflow in one part spoils the gradients of all parts."""

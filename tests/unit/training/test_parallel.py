@@ -5,7 +5,7 @@ import os
 import shutil
 import signal
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from regard.models.base import Model
 from regard.models.build import build
 from regard.presets import preset
 from regard.runs.shared_steps import divided
+from regard.training.background_saving import BackgroundSaver
 from regard.training.checkpoint import RunFolder
 from regard.training.executor import batch_seed
 from regard.training.optim import Adafactor, AdamW, Muon
@@ -447,6 +448,20 @@ def test_exit_codes_of_processes() -> None:
         launch._exit_code({0: 2, 1: -signal.SIGKILL})
 
 
+def test_a_launch_passes_on_the_signal_of_slurm_but_no_signal_that_is_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[Any] = []
+    monkeypatch.setattr(
+        "torch.distributed.launcher.api.elastic_launch", lambda config, _: given.append(config) or (lambda *_: None)
+    )
+    monkeypatch.setenv(launch.THREADS, "1")
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as `nohup` does
+    try:
+        assert launch.launch(["train"], 2) == 0
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    assert given[0].signals_to_handle.split(",") == ["SIGTERM", "SIGINT", "SIGQUIT", "SIGUSR1"]
+
+
 @pytest.mark.parametrize(
     ("gpus", "ranks", "device", "sentence"),
     [
@@ -475,6 +490,44 @@ def test_whole_tensors_need_no_files(tmp_path: Path) -> None:
     with gathered(tensors, tmp_path, ALONE) as whole:
         assert whole == tensors
     assert list(tmp_path.iterdir()) == []
+
+
+class Waiting(Group):
+    """A group that records whether rank 0 is inside `alone`, where it gives signs of life."""
+
+    inside = False
+
+    def alone(self, function: Callable[[], Any]) -> Any:
+        self.inside = True
+        try:
+            return function()
+        finally:
+            self.inside = False
+
+
+@pytest.mark.parametrize("stop", [0, 7])
+def test_the_other_ranks_see_signs_of_life_while_rank_0_waits_for_the_disk(
+    tmp_path: Path, stop: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    group, waits = Waiting(), list[bool]()
+    trainer = Trainer(Toy(0.0, 1), replace(SPEC, steps=8, save_every=2), loader(), RunFolder(tmp_path), group=group)
+    wait, save = BackgroundSaver.wait, RunFolder.save
+
+    def slow(*given: Any) -> None:
+        time.sleep(0.2)
+        save(*given)
+
+    monkeypatch.setattr(RunFolder, "save", slow)
+
+    def recorded(saver: BackgroundSaver) -> None:
+        busy = saver._thread is not None
+        waits.extend([group.inside] if busy else [])
+        wait(saver)
+
+    monkeypatch.setattr(BackgroundSaver, "wait", recorded)
+    trainer.fit(lambda: "asked to" if trainer.progress.step == stop else None)
+    assert len(waits) >= 3
+    assert all(waits)
 
 
 def speed(folder: str) -> list[float]:

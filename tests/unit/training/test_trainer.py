@@ -657,6 +657,14 @@ def test_a_stop_leaves_a_checkpoint_that_is_never_averaged(tmp_path: Path) -> No
     assert (resumed.progress.saved, folder.steps()) == ([3, 6], [3, 5, 6])
 
 
+def test_a_stop_right_after_a_checkpoint_does_not_write_it_again(tmp_path: Path) -> None:
+    recorder = Recorder()
+    trainer = Trainer(tiny(), spec_of(STEPS, save_every=3), bucketed(), RunFolder(tmp_path), watchers=[recorder])
+    trainer.fit(stopping(trainer, {6}))
+    assert [event["step"] for event in recorder.of("save")] == [3, 6]
+    assert RunFolder(tmp_path).checkpoints() == [3, 6]
+
+
 def test_killed_training_resumes_from_its_last_checkpoint(tmp_path: Path) -> None:
     class KilledError(BaseException):
         """Simulates a killed process."""

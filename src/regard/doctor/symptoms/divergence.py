@@ -17,11 +17,13 @@ ADVICE = (
 
 def divergence(run: RunRecord) -> Iterator[Finding]:
     """Find steps whose loss or gradient was NaN or infinite."""
+    finite = max((step for step, _ in run.train_loss), default=-1)
     bad = [
         f"step {event['step']:,}: the {name} is not a finite number"
         for event in run.of_kind("step")
         for name in ("loss", "gradient")
-        if name in event and event[name] is None
+        # Training that went on had only skipped these steps.
+        if name in event and event[name] is None and event["step"] >= finite
     ]
     if bad:
         step = int(bad[0].split(":")[0].removeprefix("step ").replace(",", ""))
@@ -32,7 +34,7 @@ def divergence(run: RunRecord) -> Iterator[Finding]:
     if skipped:
         told = tuple(
             ", ".join(
-                [f"step {event['step']:,}", *(f"{k} {event[k]}" for k in ("loss", "gradient", "file") if k in event)]
+                [f"step {event['step']:,}", *(str(event[name]) for name in ("problem", "file") if event.get(name))]
             )
             for event in skipped[:3]
         )

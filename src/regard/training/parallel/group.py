@@ -69,6 +69,11 @@ class Group:
         """Return the reason of the lowest rank that has one, or None if no rank has one."""
         return why
 
+    def failed_elsewhere(self, wait: float = 0.0) -> bool:
+        """Return whether another rank has failed, or fails within `wait` seconds."""
+        del wait
+        return False
+
 
 ALONE = Group()
 
@@ -142,7 +147,7 @@ class ProcessGroup(Group):
         self.turn += 1
         key = f"value/{self.turn}"
         if self.leads:
-            with self._beating():
+            with self.beating():
                 value = function()
             self.store.set(key, json.dumps(value))
         return json.loads(self._awaited(key))
@@ -175,7 +180,7 @@ class ProcessGroup(Group):
                 self.store.set(f"left/{self.rank}", "")
             return error
         lost = isinstance(error, RuntimeError) and not isinstance(error, RegardError) and is_lost(error)
-        if lost and self._failed_elsewhere(wait=2 * BEAT):
+        if lost and self.failed_elsewhere(wait=2 * BEAT):
             return self.failure(OtherRankError(f"rank {self.rank} stops, because another rank has failed"))
         with suppress(RuntimeError):  # the store is lost, too
             self.store.set("failed", str(self.rank))
@@ -189,7 +194,7 @@ class ProcessGroup(Group):
             "from the last checkpoint with regard resume"
         )
 
-    def _failed_elsewhere(self, wait: float = 0.0) -> bool:
+    def failed_elsewhere(self, wait: float = 0.0) -> bool:
         deadline = time.monotonic() + wait
         while True:
             with suppress(RuntimeError):
@@ -200,7 +205,7 @@ class ProcessGroup(Group):
             time.sleep(POLL)
 
     @contextmanager
-    def _beating(self) -> Iterator[None]:
+    def beating(self) -> Iterator[None]:
         """Give signs of life in the background, so that the other ranks wait as long as this process lives."""
         over = threading.Event()
 
@@ -222,7 +227,7 @@ class ProcessGroup(Group):
         patience = max(min(self.timeout, SILENT), 3 * BEAT)
         beats, heard, pause = -1, time.monotonic(), POLL
         while not self.store.check([key]):
-            if self._failed_elsewhere():
+            if self.failed_elsewhere():
                 raise OtherRankError(f"rank {self.rank} stops, because another rank has failed")
             now = self.store.add("beats", 0)
             if now != beats:

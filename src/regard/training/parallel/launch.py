@@ -13,6 +13,7 @@ from regard.processes import cores, python
 from regard.training.parallel.joining import RankError, launched
 
 THREADS = "OMP_NUM_THREADS"
+SIGNALS = ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT", "SIGUSR1")  # SIGUSR1: Slurm's, before a time limit
 
 
 def check_launch(gpus: int | None, ranks: int | None, device: str) -> None:
@@ -52,6 +53,7 @@ def launch(words: Sequence[str], processes: int) -> int:
         rdzv_backend="c10d",
         rdzv_endpoint="localhost:0",
         max_restarts=0,
+        signals_to_handle=",".join(_passed_on()),
     )
     program, *arguments = python("regard")
     try:
@@ -61,6 +63,12 @@ def launch(words: Sequence[str], processes: int) -> int:
     except SignalException as error:
         return 128 + int(error.sigval)
     return 0
+
+
+def _passed_on() -> list[str]:
+    """Return the signals to pass on: those that end training, except signals that are ignored, as after `nohup`."""
+    numbers = {name: getattr(signal, name, None) for name in SIGNALS}
+    return [name for name, number in numbers.items() if number and signal.getsignal(number) is not signal.SIG_IGN]
 
 
 def _exit_code(codes: dict[int, int]) -> int:

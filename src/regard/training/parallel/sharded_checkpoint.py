@@ -33,8 +33,9 @@ def gathered(tensors: Tensors, folder: Path, group: Group) -> Iterator[dict[str,
         if not group.leads:
             yield {}
             return
-        files = sorted(path.glob("*.safetensors"))
-        yield dict(tensors) | {name: tensor for file in files for name, tensor in read_tensors(file).items()}
+        with group.beating():  # the others may already wait for the next value
+            files = sorted(path.glob("*.safetensors"))
+            yield dict(tensors) | {name: tensor for file in files for name, tensor in read_tensors(file).items()}
     finally:
         if group.leads:
             shutil.rmtree(path, ignore_errors=True)
