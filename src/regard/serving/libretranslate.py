@@ -7,6 +7,7 @@ from typing import Any
 
 from fastapi import APIRouter, Request
 from pydantic import BaseModel
+from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import UploadFile
 
 from regard.errors import nearest
@@ -138,7 +139,8 @@ async def translate(request: Request, service: Serving) -> Translation:
     form = fields.get("format") or "text"
     if form not in ("text", "html"):  # a tuple: a list in a request cannot be hashed
         raise RequestError(400, f"format: {str(form)[:20]!r} is not supported; use 'text' or 'html'", "format")
-    jobs = [_job(service, text, fields["source"], fields["target"]) for text in texts]
+    # In a thread, because detecting the languages of long texts takes a while.
+    jobs = await run_in_threadpool(lambda: [_job(service, text, fields["source"], fields["target"]) for text in texts])
     results = await _translations(request, service, jobs, form == "html", alternatives)
     first = [best[0] for best in results]
     others = [best[1:] for best in results] if alternatives else None
@@ -232,7 +234,7 @@ async def detect_language(request: Request, service: Serving) -> list[Detected]:
     codes = sorted({model.pair.source for model in service.translators() if model.pair is not None})
     if not codes:
         raise RequestError(400, "the languages of the models are not known; start the server with --pair RUN=en:de")
-    found = detect(text, codes) or [(codes[0], 0.0)]
+    found = await run_in_threadpool(detect, text, codes) or [(codes[0], 0.0)]
     return [Detected(confidence=round(100 * probability, 1), language=code) for code, probability in found]
 
 
