@@ -216,7 +216,7 @@ def trial(folder: Path, base: str, fault: Fault | None, severity: float, seed: i
 
 @dataclass(frozen=True)
 class Quality:
-    """How well a check finds a fault: counts of corpora."""
+    """The results of a check for one planted fault: counts of corpora."""
 
     fault: str
     check: str

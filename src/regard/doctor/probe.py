@@ -23,7 +23,7 @@ from regard.training.checkpoint import RunFolder
 
 @dataclass(frozen=True)
 class Probe:
-    """What a training run needs: memory, time and disk space. Sizes are in bytes."""
+    """The requirements of a training run: memory, time and disk space. Sizes are in bytes."""
 
     device: str
     parameters: int

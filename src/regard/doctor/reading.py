@@ -85,7 +85,7 @@ class Examples:
 
     @property
     def examined(self) -> str:
-        """How much of the text is examined, if not all, as a sentence; otherwise an empty string."""
+        """A sentence with the part of the text that is examined; an empty string if it is the whole text."""
         cut = [file for file in self.files if file.count > len(file.lines) and not file.broken]
         names = " and ".join(dict.fromkeys(file.path for file in cut))
         return f"only the first {MOST:,} lines of {names} are examined" if cut else ""

@@ -1,4 +1,4 @@
-"""What is known about a training run: its log, its recipe, its data and the outputs of its model."""
+"""The record of a training run: its log, its recipe, its data and the outputs of its model."""
 
 import json
 import math

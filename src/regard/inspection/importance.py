@@ -1,4 +1,4 @@
-"""How much the loss of a model depends on each attention head, by gradient and by ablation."""
+"""The importance of attention heads for the loss of a model, by gradient and by ablation."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager

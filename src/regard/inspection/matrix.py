@@ -21,7 +21,7 @@ class Matrix:
 
 @dataclass(frozen=True, slots=True)
 class Axes:
-    """What the rows and columns of a kind of attention stand for: tokens with their words, or numbered groups.
+    """The rows and columns of a kind of attention: tokens with their words, or numbered groups.
 
     `queries` has the first query and the end of the kinds of attention of which only these queries are recorded.
     """

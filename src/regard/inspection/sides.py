@@ -1,4 +1,4 @@
-"""What the encoder and the decoder read: ids, tokens and words of one row of a batch."""
+"""The inputs of the encoder and the decoder: ids, tokens and words of one row of a batch."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace

@@ -1,4 +1,4 @@
-"""What a model reads for one request of the lens: the text, and the output that the model writes or is given."""
+"""The input of a model for one request of the lens: the text, and the output that the model writes or is given."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace

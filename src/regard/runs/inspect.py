@@ -1,4 +1,4 @@
-"""What a trained model computes for one text: attention, hidden states and predictions, with the tokens of the text."""
+"""Recordings of a trained model for one text: attention, hidden states and predictions, with the tokens of the text."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass

@@ -43,7 +43,7 @@ ERRORS: dict[int | str, dict[str, Any]] = {
 
 
 class ModelHealth(BaseModel):
-    """What a model is used for, and its load."""
+    """The task of a model, and its load."""
 
     command: str
     weights: str

@@ -1,4 +1,4 @@
-"""How the ranks of a group share a training step: each has a copy of the model, or a part of its weights.
+"""Divide a training step among the ranks of a group: each has a copy of the model, or a part of its weights.
 
     Gradients    one process
     Replicated   DistributedDataParallel (Li et al. 2020): every rank has all weights, and the gradients are summed

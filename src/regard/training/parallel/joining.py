@@ -1,4 +1,4 @@
-"""How a process joins a group of processes that train together: its rank, its device, and the others.
+"""Join a group of processes that train together: find the rank, the device and the other processes.
 
 The environment variables are those of torchrun: RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT.
 """
