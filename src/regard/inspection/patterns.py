@@ -1,4 +1,4 @@
-"""Measures of what an attention head attends to: entropy, distances, neighbours, equal tokens, delimiters, and spans of tokens.
+"""Measures of attention heads: entropy, and attention to distances, neighbours, equal tokens, delimiters and spans.
 
 All functions take attention weights (B, H, T, S) of texts without padding. Row t of a head is the distribution of
 query t over S keys.

@@ -41,7 +41,7 @@ class Routing:
 
 @dataclass(frozen=True, repr=False, eq=False)
 class Recording:
-    """The recording of a forward pass for one text. Dicts are keyed by "encoder" and "decoder", or by the kind of attention.
+    """The recording of one text. Dicts are keyed by "encoder" and "decoder", or by the kind of attention.
 
     `tokens` and `ids` are what each side reads, and `words` has the index of the word of every token.
     `attention["decoder.cross"][n]` is (heads, queries, keys) of layer `layers["decoder.cross"][n]`.
