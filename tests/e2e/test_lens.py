@@ -74,6 +74,8 @@ def test_wrong_use_is_one_sentence(run: Path, tmp_path: Path) -> None:
     assert '--text "..."' in complaint("lens", str(run), "--export", "a.html")
     assert "is given twice" in complaint("lens", str(run), str(run), "--text", "one", "--export", "a.html")
     assert "at most 2" in complaint("lens", *[str(run)] * 3, "--text", "one", "--export", "a.html")
+    port = complaint("lens", str(run), "--text", "one", "--export", "a.html", "--port", "8010")
+    assert "--port: does not apply to --export" in port
     assert "open the file yourself" in complaint("lens", str(run), "--text", "one", "--export", "a.html", "--open")
     nowhere = str(tmp_path / "none" / "a.html")
     assert "cannot be written" in complaint("lens", str(run), "--text", "one", "--export", nowhere)

@@ -9,6 +9,7 @@ from regard.cli.base import INSIDE, Device, Threads, TrustCode, complain, set_th
 from regard.cli.options import Average, command
 from regard.errors import SpecError
 
+PORT = 8010
 MOST = 8  # models of one page
 RunsArgument = Annotated[list[str], typer.Argument(metavar="RUN [RUN2]", help="Folders of training runs.")]
 
@@ -25,7 +26,9 @@ def lens(
             metavar="FILE", help="Write the page for --text to one HTML file that needs no server, and do not serve it."
         ),
     ] = None,
-    port: Annotated[int, typer.Option(min=0, max=65535, help="Port of the page; 0 is any free port.")] = 8010,
+    port: Annotated[
+        int | None, typer.Option(min=0, max=65535, help="Port of the page; 0 is any free port. Default: 8010.")
+    ] = None,
     show: Annotated[
         bool | None,
         typer.Option("--open/--no-open", help="Open the page in a browser. Default: if there is a screen."),
@@ -45,6 +48,8 @@ def lens(
         raise SpecError("--export", 'needs a text to show; add --text "..."')
     if export is not None and show:
         raise SpecError("--open", "does not apply to --export; open the file yourself")
+    if export is not None and port is not None:
+        raise SpecError("--port", "does not apply to --export, which starts no server; leave it out")
     if len(runs) > (2 if export else MOST):
         raise SpecError("RUN", f"{len(runs)} runs are too many; give at most {2 if export else MOST}")
     from regard.lens.export import save
@@ -57,7 +62,7 @@ def lens(
     models = named([load(path, device, average, trust_code=trust_code) for path in runs])
     set_threads(threads, device=device)
     if export is None:
-        serve(models, port, text, show, complain)
+        serve(models, PORT if port is None else port, text, show, complain)
     else:
         save(models, text or "", export)
         complain(f"{export} is written; open it in a browser")

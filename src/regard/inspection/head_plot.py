@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from regard.errors import DataError, SpecError
-from regard.files import temporary
+from regard.inspection.picture import write_picture
 
 SUFFIXES = (".png", ".svg", ".pdf")
 
@@ -69,12 +69,4 @@ def _grid(values: Mapping[tuple[str, int, int], float], kind: str) -> np.ndarray
 def _save(figure: Any, path: Path) -> None:
     buffer = BytesIO()
     figure.savefig(buffer, format=path.suffix[1:])
-    making = temporary(path)
-    try:
-        try:
-            making.write_bytes(buffer.getvalue())
-            making.replace(path)
-        finally:
-            making.unlink(missing_ok=True)
-    except OSError as error:
-        raise DataError(f"cannot write {path}: {error.strerror}") from None
+    write_picture(path, buffer.getvalue())

@@ -133,10 +133,15 @@ def _write(figure: "Figure", path: Path) -> None:
     with mpl.rc_context(fixed):
         metadata = {"Date": None} if form == "svg" else None
         figure.savefig(buffer, format=form, bbox_inches="tight", metadata=metadata)
+    write_picture(path, buffer.getvalue())
+
+
+def write_picture(path: Path, content: bytes) -> None:
+    """Write the file of a picture atomically; raise DataError if that fails."""
     making = temporary(path)
     try:
         try:
-            making.write_bytes(buffer.getvalue())
+            making.write_bytes(content)
             making.replace(path)
         finally:
             making.unlink(missing_ok=True)

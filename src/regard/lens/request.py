@@ -43,6 +43,8 @@ def request_from_json(record: Any) -> LensRequest:
     forced = record.get("forced") or []
     if not isinstance(forced, list) or not all(type(token) is int for token in forced) or len(forced) > MOST_NEW:
         raise SpecError("forced", f"must be a list of at most {MOST_NEW} token ids")
+    if forced and target is not None:
+        raise SpecError("forced", "has no effect on a given output (target); leave one of the two out")
     beam = _count("beam", record.get("beam"), MOST_BEAMS)
     max_len = _count("max_len", record.get("max_len"), MOST_NEW)
     return LensRequest(text, target, beam, max_len, tuple(forced), _heads(record.get("heads") or {}))

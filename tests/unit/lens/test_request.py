@@ -33,6 +33,7 @@ def test_a_request_is_read_from_json() -> None:
         ({"text": "one", "heads": {"decoder.cross": [[0, 1, 11]]}}, "a factor must be from 0 to 10"),
         ({"text": "one", "heads": {"decoder.cross": [[0, 1, float("nan")]]}}, "a factor must be from 0 to 10"),
         ({"text": "one", "target": 1}, "target: must be a string"),
+        ({"text": "one", "target": "eins", "forced": [5]}, "forced: has no effect on a given output"),
     ],
 )
 def test_a_wrong_value_is_one_sentence(record: Any, message: str) -> None:
