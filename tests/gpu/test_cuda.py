@@ -14,7 +14,7 @@ from regard.fast import attention as kernels
 from regard.fast import graphs
 from regard.fast.attention import attend
 from regard.fast.fused import FastLayerNorm
-from regard.nn.big_bird import BigBird, CausalBigBird
+from regard.nn.big_bird import BigBird, CausalBigBird, random_block
 from regard.nn.mask import Mask, View
 from regard.nn.pattern import AttentionPattern, Sinks, Window
 from regard.nn.terms import Terms
@@ -71,23 +71,37 @@ def test_segments_equals_reference(mask: str, groups: int) -> None:
         assert (ours - theirs).abs().max() < 0.02 * theirs.abs().max()
 
 
+def test_random_blocks_are_the_same_if_compiled() -> None:
+    """Inductor computes an expression of positions with 32 bits."""
+
+    def drawn(device: str) -> torch.Tensor:
+        return random_block(torch.arange(4000, device=device) // 4, 1, 3, torch.arange(1, 4001, device=device), 7)
+
+    assert torch.equal(torch.compile(drawn)("cuda").cpu(), drawn("cpu"))
+
+
 @pytest.mark.parametrize("compiled", [False, True])
-@pytest.mark.parametrize("rows", ["padded", "packed"])
+@pytest.mark.parametrize("rows", ["whole", "padded", "packed"])
 @pytest.mark.parametrize("pattern", [Window(64), Sinks(64), BigBird(), CausalBigBird()], ids=repr)
 def test_a_sparse_kernel_neither_waits_for_the_host_nor_computes_all_pairs(
     pattern: AttentionPattern, rows: str, compiled: bool
 ) -> None:
-    """So that a training step under an attention pattern can be captured as a CUDA graph, also if it is compiled."""
+    """So that a training step under an attention pattern can be captured as a CUDA graph, also if it is compiled.
+
+    Padded rows have many shapes and are not captured. Their kernel, "chunked", reads the mask on the host.
+    """
     T = 4000
     seg = torch.ones(2, T, dtype=torch.int64)
-    seg[0, 1500:], seg[1, 3000:] = (2, 3) if rows == "packed" else (0, 0)
-    seg[1, 1700:3000] = 2 if rows == "packed" else 1
+    if rows != "whole":
+        seg[0, 1500:], seg[1, 3000:] = (2, 3) if rows == "packed" else (0, 0)
+        seg[1, 1700:3000] = 2 if rows == "packed" else 1
     pos = torch.stack(
         [torch.cat([torch.arange(n) for n in row.unique_consecutive(return_counts=True)[1]]) for row in seg]
     )
     seg, pos = seg.cuda(), pos.cuda()
     places = {"packed": True, "segments": 3, "q_pos": pos, "k_pos": pos} if rows == "packed" else {}
-    mask = Mask(causal=pattern.causal is not False, attention_pattern=pattern, q_seg=seg, k_seg=seg, **places)
+    segs = {} if rows == "whole" else {"q_seg": seg, "k_seg": seg}
+    mask = Mask(causal=pattern.causal is not False, attention_pattern=pattern, **segs, **places)
     q, k, v = (x.float().detach() for x in tensors(torch.float32, T=T))
 
     def step(attend_: Any) -> list[torch.Tensor]:
@@ -101,7 +115,7 @@ def test_a_sparse_kernel_neither_waits_for_the_host_nor_computes_all_pairs(
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
     actual, waits = graphs.watched(lambda: step(function))
-    assert waits is None
+    assert waits is None or rows == "padded"
     assert torch.cuda.max_memory_allocated() - before < 8 * T * T  # all pairs of 2 rows and 4 heads: 32 * T * T bytes
     with kernels.use("reference"):
         expected = step(attend)

@@ -22,7 +22,8 @@ def inputs(T: int) -> list[Tensor]:
 
 def outputs_and_gradients(rule: object, leaves: list[Tensor]) -> list[Tensor]:
     y, last = rule(*leaves)  # type: ignore[reportCallIssue]
-    return [y, last, *torch.autograd.grad(y.square().sum() + last.sum(), leaves)]
+    gradients = torch.autograd.grad(y.square().sum() + last.sum(), leaves)
+    return [y.detach(), last.detach(), *gradients]  # a graph of autograd would tie a later capture to this stream
 
 
 def leaves_of(values: list[Tensor], **options: object) -> list[Tensor]:

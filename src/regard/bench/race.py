@@ -11,7 +11,7 @@ import torch
 
 from regard.errors import RegardError
 
-WARM_UP = 2  # rounds that are not measured: on a GPU, regard captures its decoding step in the second one
+WARM_UP = 3  # rounds that are not measured: on a GPU, regard captures its encoder in the third one
 RESAMPLES = 2000
 SIZE_TOLERANCE = 0.03
 Report = Callable[[str], None]

@@ -78,9 +78,8 @@ def _measured(
     trial = Trial(trainer, recipe.model)
     tokens = getattr(recipe.data.batching, "tokens", None) or 0
     available = available_memory(device)
-    item, worst = trial.worst(tokens)
-    first = trial.small_step()
-    peak, measured = trial.peak(item, available, first)
+    state = trial.small_step()
+    peak, worst, measured = trial.peak(tokens, available, state)
     largest, largest_measured = trial.largest(tokens, peak, available)
     seconds, timed = trial.seconds()
     checkpoint, disk = disk_space(trainer, folder)

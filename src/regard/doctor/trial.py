@@ -7,6 +7,7 @@ is computed.
 """
 
 import gc
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -64,15 +65,22 @@ class Trial:
         batching = replace(former.batching, tokens=tokens)  # type: ignore[call-arg]  # every batching has the field
         return BatchLoader(former.examples, batching, former.seed)
 
-    def worst(self, tokens: int) -> tuple[Item, Worst]:
-        """Return the batch of the first epoch with the most positions, with `tokens` tokens per batch."""
+    def worst(self, tokens: int) -> list[tuple[Item, Worst]]:
+        """Return the batches of the first epoch that may need the most memory, with `tokens` tokens per batch.
+
+        The first one needs the most by an estimate. The second one, if it is another, has the longest example.
+        """
         loader = self.loader(tokens)
         plan = loader.plan(0)
         sizes, longest, rows = batch_sizes(loader, plan)
-        number = int(self._cost(rows, longest).argmax())
-        shape = {name: int(values[number]) for name, values in longest.items()}
-        self.places[tokens] = int(sizes[number])
-        return loader.item(plan, number), Worst(int(rows[number]), shape, int(sizes[number]))
+        by_cost = int(self._cost(rows, longest).argmax())
+        by_length = int(np.max(list(longest.values()), axis=0).argmax())
+        self.places[tokens] = int(sizes[by_cost])
+        found = []
+        for number in dict.fromkeys((by_cost, by_length)):
+            shape = {name: int(values[number]) for name, values in longest.items()}
+            found.append((loader.item(plan, number), Worst(int(rows[number]), shape, int(sizes[number]))))
+        return found
 
     def _cost(self, rows: np.ndarray, longest: dict[str, np.ndarray]) -> np.ndarray:
         """Return the relative memory of batches: activations of every position, and attention weights of every pair."""
@@ -107,13 +115,23 @@ class Trial:
         average = 0 if self.trainer.ema is None else sum(tensor.nbytes for tensor in self.trainer.ema.values())
         return 2 * weights + state + average
 
-    def peak(self, item: Item, available: int, state: int) -> tuple[Peak, bool]:
-        """Return the peak memory of a step, and whether it was measured.
+    def peak(self, tokens: int, available: int, state: int) -> tuple[Peak, Worst, bool]:
+        """Return the peak memory with `tokens` tokens per batch, the batch that needs it, and whether it was measured.
 
-        On a CPU, a step that would probably need more than the available memory is not run.
+        On a CPU, only the first of the worst batches is tried, if it probably fits into the available memory.
         """
         if self.device.type == "cuda":
-            return self._cuda_peak(item), True
+            return *self._largest_peak(tokens), True
+        item, worst = self.worst(tokens)[0]
+        peak, measured = self._peak_on_cpu(item, available, state)
+        return peak, worst, measured
+
+    def _largest_peak(self, tokens: int) -> tuple[Peak, Worst]:
+        """Run a step on each of the worst batches on CUDA. Return the larger peak, and the batch that needs it."""
+        peaks = [(self._cuda_peak(item), worst) for item, worst in self.worst(tokens)]
+        return max(peaks, key=lambda found: math.inf if found[0] is None else found[0])
+
+    def _peak_on_cpu(self, item: Item, available: int, state: int) -> tuple[int, bool]:
         expected = int(state + self.slope * item.places)
         if GROWN * expected > available:
             return expected, False
@@ -141,7 +159,7 @@ class Trial:
             return self._computed_largest(tokens, peak, available), False
 
         def fits(budget: int) -> bool:
-            needed = self._cuda_peak(self.worst(budget)[0])
+            needed, _ = self._largest_peak(budget)
             return needed is not None and needed <= SAFE * available
 
         if peak is not None and peak <= SAFE * available:
@@ -169,8 +187,7 @@ class Trial:
         places = self.places[tokens]
         slope = (peak - state) / max(1, places)
         if half < tokens and GROWN * peak <= available and self.slowest < PATIENCE:
-            item, _ = self.worst(half)
-            smaller, measured = self.peak(item, available, state)
+            smaller, _, measured = self.peak(half, available, state)
             assert smaller is not None
             if measured and self.places[half] < places:
                 slope = max(slope / 2, (peak - smaller) / (places - self.places[half]))

@@ -179,7 +179,8 @@ def is_huge(view: View) -> bool:
 
 def may_skip_tiles(view: View) -> bool:
     """Return whether `is_sparse` or `is_huge` may be true. torch.compile can trace this function."""
-    if torch.compiler.is_exporting():  # an exported program is one graph
+    # An exported program is one graph. While torch.compile traces, torch 2.11 says that it exports, too.
+    if torch.compiler.is_exporting() and not torch.compiler.is_dynamo_compiling():
         return False
     scores, mask = view.T * view.S, view.mask
     return scores >= (HUGE if mask.attention_pattern is None else LARGE) and (

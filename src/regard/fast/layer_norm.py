@@ -159,8 +159,9 @@ def _remember(ctx, inputs, output) -> None:  # noqa: ARG001
 
 
 def _gradients(ctx, dy):
-    dx, dropped, (d_gain, d_bias) = normed_backward(dy, *ctx.saved_tensors, ctx.eps, ctx.dropout)
-    d_added = None if ctx.saved_tensors[1] is None else dropped if ctx.dropout > 0.0 else dx
+    saved = ctx.saved_tensors  # read once: with activation checkpointing, a second read is an error
+    dx, dropped, (d_gain, d_bias) = normed_backward(dy, *saved, ctx.eps, ctx.dropout)
+    d_added = None if saved[1] is None else dropped if ctx.dropout > 0.0 else dx
     return dx, d_added, d_gain, d_bias, None, None, None
 
 

@@ -10,6 +10,7 @@ from regard.nn.checks import check_count, require
 from regard.nn.pattern import LONGEST, AttentionPattern, Span, blocks_of, distances
 
 MOST_RANDOM = 1024  # random blocks per block: each one is compared with every key block
+ROUNDS = ((27_689, 11_987), (31_337, 25_111), (23_209, 5_741), (29_873, 19_927))  # of the hash: multiplier and offset
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,11 +150,19 @@ def random_block(
     blocks of a therefore differ.
     """
     first, end = r * blocks // count, (r + 1) * blocks // count
-    # Multiply and shift, twice. The products fit into 64 bits, and no bit above the 31st is kept.
-    mixed = (a * 73_856_093 + r * 19_349_663 + seed * 83_492_791 + 374_761_393) % 2**31
-    mixed = ((mixed ^ (mixed >> 15)) * 1_274_126_177) % 2**31
-    mixed = ((mixed ^ (mixed >> 13)) * 1_103_515_245) % 2**31
-    return first + ((mixed ^ (mixed >> 16)) % (end - first).clamp(min=1))
+    return first + _mixed(a, (r * 19_349_663 + seed * 83_492_791 + 374_761_393) % 2**30) % (end - first).clamp(min=1)
+
+
+@no_type_check
+def _mixed(a: Int[Tensor, "*#n"], key: int) -> Int[Tensor, "*#n"]:
+    """Return a pseudo-random number below 2^30 for each a: a Feistel network over two halves of 15 bits.
+
+    All products are below 2^31, because torch.compile may compute with 32 bits.
+    """
+    high, low = ((a >> 15) ^ (key >> 15)) & 0x7FFF, (a ^ key) & 0x7FFF
+    for multiplier, offset in ROUNDS:
+        high, low = low, high ^ ((low * multiplier + offset) >> 12 & 0x7FFF)
+    return (high << 15) | low
 
 
 @no_type_check

@@ -53,6 +53,15 @@ def test_random_blocks_are_spread_evenly_and_differ_between_seeds() -> None:
     assert different.float().mean() > 0.8
 
 
+def test_random_blocks_need_only_32_bits() -> None:
+    """Compiled code may compute with 32 bits, where larger products would wrap around."""
+    a = torch.cat((torch.arange(5000), torch.arange(2**24 - 5000, 2**24)))
+    for seed in (0, 1, 2**31 - 1):
+        wide, narrow = (random_block(x, 2, 3, x + 1, seed) for x in (a, a.int()))
+        assert narrow.dtype == torch.int32
+        assert torch.equal(wide, narrow.long())
+
+
 def test_length_is_that_of_the_text_and_not_of_the_row() -> None:
     pattern = BigBird(2, 1, 1)
     seg = torch.tensor([[1] * 10 + [0] * 6, [1] * 16])
