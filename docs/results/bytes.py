@@ -205,19 +205,24 @@ class Job:
         limit = [] if left is None else ["--max-time", f"{max(1.0, left):.0f}s"]
         return [*python("regard"), *words, "--device", device, *limit, "--quiet"]
 
+    @property
+    def finished(self) -> bool:
+        """True if the training run has done all of its steps."""
+        return any(event["event"] == "end" and event["finished"] for event in self._events())
+
     def outcome(self) -> dict[str, Any] | None:
-        """Return the result of the training run, or None if the run is not finished."""
-        log = self.run / "log.jsonl"
-        events = [json.loads(line) for line in log.read_bytes().split(b"\n") if line] if log.exists() else []
-        if not any(event["event"] == "end" and event["finished"] for event in events):
-            return None
+        """Return the result of the last validation so far, or None if there was none yet."""
+        events = self._events()
         valid = [event for event in events if event["event"] == "valid"]
+        if not valid:
+            return None
         steps = [event for event in events if event["event"] == "step"]
         machine = json.loads((self.run / "environment.json").read_bytes())
         trivial = json.loads((self.run / "baselines.json").read_bytes())["baselines"]
         return {
             **{name: getattr(self, name) for name in ("name", "title", "seed", "parameters", "hidden")},
             "hash": self.folder.name.rpartition("-")[2],
+            "step": valid[-1]["step"],
             "accuracy": valid[-1]["accuracy"],
             "loss": valid[-1]["loss"],
             "training_loss": steps[-1]["loss"],
@@ -228,6 +233,10 @@ class Job:
             "torch": machine["packages"]["torch"],
             "baselines": {each["name"]: each["metrics"]["accuracy"] for each in trivial},
         }
+
+    def _events(self) -> list[dict[str, Any]]:
+        log = self.run / "log.jsonl"
+        return [json.loads(line) for line in log.read_bytes().split(b"\n") if line] if log.exists() else []
 
 
 def jobs(names: Sequence[str], work: Work, seeds: int, facts: Mapping[str, Any], out: Path) -> list[Job]:
@@ -254,7 +263,7 @@ def train(listed: Sequence[Job], texts: Path, machine: Resources, deadline: floa
 
     def run(job: Job) -> str | None:
         left = None if deadline is None else deadline - time.monotonic()
-        if job.outcome() is not None or (left is not None and left <= 0):
+        if job.finished or (left is not None and left <= 0):
             return None
         job.folder.mkdir(parents=True, exist_ok=True)
         (job.folder / "recipe.json").write_text(json.dumps(job.recipe, indent=1), encoding="utf-8")
@@ -264,7 +273,7 @@ def train(listed: Sequence[Job], texts: Path, machine: Resources, deadline: floa
             ended = subprocess.run(words, env=os.environ | slot, stderr=subprocess.PIPE, text=True, check=False)
         finally:
             slots.put(slot)
-        result = job.outcome()
+        result = job.outcome() if job.finished else None
         if result is not None:
             print(f"{job.title}, seed {job.seed}: {result['accuracy']:.1f} %", file=sys.stderr, flush=True)
         lines = ended.stderr.strip().splitlines()
@@ -327,11 +336,13 @@ def page(records: Sequence[Mapping[str, Any]]) -> str:
         f"warm-up of {work['warmup']} steps, cosine, dropout 0.1; the weights of the last step. On "
         f"{'; '.join(devices) or 'nothing yet'}. Runs shared the device (`--jobs`), so seconds compare only roughly.",
         "",
-        "| layer | parameters | accuracy, % | validation loss | training loss | seconds | published test accuracy, % |",
-        "|---|--:|--:|--:|--:|--:|--:|",
+        "| layer | parameters | steps | accuracy, % | validation loss | training loss | seconds | published test "
+        "accuracy, % |",
+        "|---|--:|--:|--:|--:|--:|--:|--:|",
         *_rows(runs, last["models"]),
         "",
-        "Mean of the seeds, ± their standard deviation. The number of validation reviews alone gives an accuracy a "
+        "Mean of the seeds, ± their standard deviation. A run with fewer steps was stopped, and its training loss and "
+        "seconds are those of its last step. The number of validation reviews alone gives an accuracy a "
         f"standard error of up to {50 / max(1, valid_part['reviews']) ** 0.5:.1f} points. Losses are in nats per "
         "review. Published (Tay et al. 2021): trained on all 25,000 reviews, measured on the test set, with learning "
         "rates and numbers of steps of their own; for context, not a comparison.",
@@ -349,10 +360,12 @@ def _rows(runs: Sequence[Mapping[str, Any]], models: Sequence[Mapping[str, str]]
     for model in models:
         own = [run for run in runs if run["name"] == model["name"]]
         published = f"{PUBLISHED[model['name']]:.2f}" if model["name"] in PUBLISHED else ""
-        cells = ["not run yet", "", "", "", ""]
+        cells = ["not run yet", "", "", "", "", ""]
         if own:
+            steps = sorted({run["step"] for run in own})
             cells = [
                 f"{own[0]['parameters']:,}",
+                " and ".join(f"{step:,}" for step in steps),
                 _mean([run["accuracy"] for run in own], 1),
                 _mean([run["loss"] for run in own], 3),
                 _mean([run["training_loss"] for run in own], 3),
@@ -417,7 +430,8 @@ def main() -> None:
     results = [result for result in (job.outcome() for job in listed) if result is not None]
     models = [{"name": job.name, "title": job.title} for job in listed if job.seed == 1]
     write([*results, {"work": asdict(work), "split": facts, "models": models}], folder)
-    print(f"{len(results)} of {len(listed)} runs are finished: {folder / 'bytes.md'}", file=sys.stderr)
+    done = sum(job.finished for job in listed)
+    print(f"{done} of {len(listed)} runs are finished: {folder / 'bytes.md'}", file=sys.stderr)
     if failures:
         sys.exit("\n".join(failures))
 

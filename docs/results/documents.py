@@ -50,6 +50,7 @@ from regard.tree import to_record
 HERE = Path(__file__).parent
 TITLES = {"cuda": "On a GPU", "cpu": "On a CPU, with tiny models"}
 NOTES = {
+    "cuda": "Cells with - were not trained: the time on the GPU, shared with other trainings, was over.",
     "cpu": "So few steps only check the program: with recipes/facts.toml, Transformer-ED finds all facts in 2,500."
 }
 Result = dict[str, Any]
@@ -457,7 +458,7 @@ def step_tables(result: Result) -> list[str]:
             parameters.get(model.preset, "-"),
             *(known.get(n, "-") for n in shown),
             longest,
-            why.get(each["limit"], each["limit"]),
+            why.get(each["limit"], each["limit"].partition(". ")[0]),
         ]
         cells.append((model.title, row))
     heading = ["", "parameters", *(f"{n:,}" for n in shown), "longest L", "limited by"]

@@ -82,11 +82,28 @@ def test_a_started_run_is_resumed(tmp_path: Path) -> None:
     assert job.outcome() is None
 
 
+def test_a_stopped_run_has_the_result_of_its_last_validation(tmp_path: Path) -> None:
+    facts = {"train": {"sha256": "a"}, "valid": {"sha256": "b"}}
+    (job,) = script.jobs(["window"], script.QUICK, 1, facts, tmp_path)
+    job.run.mkdir(parents=True)
+    valid = {"event": "valid", "step": 75, "accuracy": 60.0, "loss": 0.66, "time": 3.0}
+    step = {"event": "step", "step": 90, "loss": 0.65, "time": 4.0}
+    end = {"event": "end", "step": 90, "time": 4.0, "finished": False}
+    (job.run / "log.jsonl").write_text("".join(json.dumps(event) + "\n" for event in (valid, step, end)))
+    (job.run / "environment.json").write_text('{"device": "cpu", "packages": {"torch": "2.11.0"}}')
+    (job.run / "baselines.json").write_text('{"baselines": []}')
+    result = job.outcome()
+    assert not job.finished
+    assert result is not None
+    assert (result["step"], result["accuracy"], result["training_loss"]) == (75, 60.0, 0.65)
+
+
 def run_of(name: str, seed: int, accuracy: float) -> dict[str, Any]:
     return {
         "name": name,
         "seed": seed,
         "parameters": 3_226_370,
+        "step": 3000,
         "accuracy": accuracy,
         "loss": 0.61,
         "training_loss": 0.6,
@@ -105,9 +122,9 @@ def test_page_is_written_from_saved_results(tmp_path: Path, monkeypatch: pytest.
     last = {"work": script.asdict(script.WORK), "split": split, "models": models}
     script.write([*runs, last], tmp_path)
     page = (tmp_path / "bytes.md").read_text()
-    assert "| full attention | 3,226,370 | 64.5 ± 0.7 | 0.610 ± 0.000 | 0.600 ± 0.000 | 61 | 64.27 |" in page
-    assert "| Linformer, encoder | 3,226,370 | 55.0 | 0.610 | 0.600 | 61 | 53.94 |" in page
-    assert "| BigBird, encoder | not run yet |  |  |  |  | 64.02 |" in page
+    assert "| full attention | 3,226,370 | 3,000 | 64.5 ± 0.7 | 0.610 ± 0.000 | 0.600 ± 0.000 | 61 | 64.27 |" in page
+    assert "| Linformer, encoder | 3,226,370 | 3,000 | 55.0 | 0.610 | 0.600 | 61 | 53.94 |" in page
+    assert "| BigBird, encoder | not run yet |  |  |  |  |  | 64.02 |" in page
     assert "pos 10,000 to 12,499 and neg 3,050 to 5,549" in page
     assert "19,889 reviews" in page
     assert "the first 4,000 bytes of a review" in page
