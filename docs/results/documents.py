@@ -51,7 +51,7 @@ HERE = Path(__file__).parent
 TITLES = {"cuda": "On a GPU", "cpu": "On a CPU, with tiny models"}
 NOTES = {
     "cuda": "Cells with - were not trained: the time on the GPU, shared with other trainings, was over.",
-    "cpu": "So few steps only check the program: with recipes/facts.toml, Transformer-ED finds all facts in 2,500."
+    "cpu": "So few steps only check the program: with recipes/facts.toml, Transformer-ED finds all facts in 2,500.",
 }
 Result = dict[str, Any]
 Report = Callable[[str], None]

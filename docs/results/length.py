@@ -107,8 +107,12 @@ def section(result: Result) -> list[str]:
     for heading, cells in tables(result):
         lines += ["", f"**{heading}**", "", *markdown(cells)]
     rows = [*result["rows"], *(result["recall"]["rows"] if result["recall"] else [])]
-    failures = dict.fromkeys(f"{row['title']}: {row['failed']}." for row in rows if row["failed"])
-    return [*lines, *(["", *(f"- {sentence}" for sentence in failures)] if failures else [])]
+    failed: dict[str, list[str]] = {}  # reason -> models
+    for row in rows:
+        if row["failed"] and row["title"] not in failed.setdefault(row["failed"], []):
+            failed[row["failed"]].append(row["title"])
+    sentences = [f"- {', '.join(titles)}: {reason}." for reason, titles in failed.items()]
+    return [*lines, *(["", *sentences] if sentences else [])]
 
 
 def write(results: list[Result], folder: Path) -> None:

@@ -5,6 +5,7 @@ With several GPUs, the group has one rank for each of them.
 
 import time
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from regard.training.executor import choose_executor
 from regard.training.parallel.group import ALONE, joined
 from regard.training.spec import TrainSpec
 from regard.training.trainer import Trainer
-from tests.gpu.test_training import PACKED, SPEC, Notes, loader, model
+from tests.gpu.test_training import PACKED, SPEC, Notes, Repeated, loader, model
 from tests.ranks import Ranks
 
 pytestmark = pytest.mark.gpu
@@ -55,15 +56,20 @@ def test_ranks_have_the_losses_of_one_process(tmp_path: Path, parallel: Any, acc
 
 
 def speeds(folder: str) -> list[float]:
-    """Return the medians of the seconds for `STEPS` steps of the base model: alone, and in a group of one rank."""
+    """Return the medians of the seconds for `STEPS` steps of the base model: alone, and in a group of one rank.
+
+    The same full batches are repeated, so that neither waits for the next batch.
+    """
     torch.backends.cuda.enable_cudnn_sdp(False)
     with joined("cuda") as group:
-        trainers = []
+        trainers, notes = [], Notes()
+        examples = loader(Packing(16_384, 64), 10_000)
+        full = list(islice(examples.once(), 4))
         for number, each in enumerate((ALONE, group)):
             base = build(preset("transformer_base", vocab=8000), "cuda", seed=1)
             spec = replace(SPEC, steps=10_000, log_every=10_000)
-            batches = loader(Packing(16_384, 64))
-            trainer = Trainer(base, spec, batches, RunFolder(f"{folder}/{number}"), group=each)
+            batches = Repeated(full, examples)
+            trainer = Trainer(base, spec, batches, RunFolder(f"{folder}/{number}"), watchers=[notes], group=each)
             trainer.prefetch = trainer.batches()
             trainer.executor = choose_executor(trainer.update, True, False, trainer.seconds_left, trainer.emit)
             trainers.append(trainer)
@@ -78,6 +84,7 @@ def speeds(folder: str) -> list[float]:
                 seconds[which].append(time.perf_counter() - began)
         for trainer in trainers:
             trainer.prefetch.close()
+        assert [event["executor"] for event in notes.executors] == ["graph", "graph"]
         return [sorted(each[1:])[ROUNDS // 2] for each in seconds]
 
 

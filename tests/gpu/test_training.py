@@ -51,9 +51,9 @@ class Notes(list[dict[str, Any]]):
         return [event for event in self if event["event"] == "executor"]
 
 
-def loader(batching: Batching) -> BatchLoader:
+def loader(batching: Batching, pairs: int = 150) -> BatchLoader:
     rng = np.random.default_rng(0)
-    sides = [[rng.integers(3, 200, rng.integers(2, 20)).tolist() for _ in range(150)] for _ in range(2)]
+    sides = [[rng.integers(3, 200, rng.integers(2, 20)).tolist() for _ in range(pairs)] for _ in range(2)]
     table = Table.of(source=[[*s, 2] for s in sides[0]], target=[[1, *t, 2] for t in sides[1]])
     return BatchLoader(Examples([table], [1.0], Translation()), batching, seed=5)
 
@@ -219,7 +219,8 @@ class Repeated(BatchLoader):
     one_shape = True  # type: ignore[reportAssignmentType]
 
     def __init__(self, items: Sequence[Item], like: BatchLoader) -> None:
-        self.items, self.examples, self.batching = items, like.examples, like.batching
+        super().__init__(like.examples, like.batching, like.seed)
+        self.items = items
 
     def after(self, place: Place) -> Iterator[tuple[Item, Place]]:
         for position in count(place.position):

@@ -45,11 +45,12 @@ class LengthWork:
     limit: float  # seconds: see `measure`
     rounds: int
     deadline: float = math.inf  # a `time.monotonic()`: see `measure`
+    shortest: int = SHORTEST
 
     @property
     def lengths(self) -> list[int]:
-        """Sequence lengths: 256, 512, ... up to `longest`, and `longest` itself."""
-        powers = [SHORTEST * 2**i for i in range(max(0, math.ceil(math.log2(self.longest / SHORTEST))))]
+        """Sequence lengths: `shortest`, twice as many tokens, ... up to `longest`, and `longest` itself."""
+        powers = [self.shortest * 2**i for i in range(max(0, math.ceil(math.log2(self.longest / self.shortest))))]
         return [*powers, self.longest]
 
     @property
@@ -96,14 +97,19 @@ WORKS = {
 }
 
 
-def work_on(device: torch.device, longest: int | None, limit: float | None, rounds: int | None) -> LengthWork:
+def work_on(
+    device: torch.device, longest: int | None, limit: float | None, rounds: int | None, shortest: int | None = None
+) -> LengthWork:
     """Return the work of the benchmark on a device. Arguments that are None keep their default values."""
-    if longest is not None and longest < SHORTEST:
-        raise SpecError("--max", f"must be at least {SHORTEST}, the shortest sequence, not {longest}")
+    if shortest is not None and shortest < SHORTEST:
+        raise SpecError("--min", f"must be at least {SHORTEST}, not {shortest}")
     if limit is not None and not limit > 0.0:
         raise SpecError("--limit", f"must be more than 0, not {limit:g}")
-    given = {"longest": longest, "limit": limit, "rounds": rounds}
-    return replace(WORKS[device.type], device=device, **{name: n for name, n in given.items() if n is not None})
+    given = {"longest": longest, "limit": limit, "rounds": rounds, "shortest": shortest}
+    work = replace(WORKS[device.type], device=device, **{name: n for name, n in given.items() if n is not None})
+    if work.longest < work.shortest:
+        raise SpecError("--max", f"must be at least {work.shortest}, the shortest sequence (--min), not {work.longest}")
+    return work
 
 
 def measure(models: Sequence[LongModel], work: LengthWork, report: Report) -> list[LengthRow]:

@@ -60,6 +60,10 @@ class Lengths:
             "--max", metavar="T", help="Tokens in the longest sequence. Default: 8192 on a CPU, 65536 on a GPU."
         ),
     ] = None
+    shortest: Annotated[
+        int | None,
+        length_option("--min", metavar="T", help="Tokens in the shortest sequence. Default: 256."),
+    ] = None
     models: Annotated[
         str | None,
         length_option(
@@ -140,7 +144,7 @@ def bench(
         raise SpecError("TASK", f"unknown task {task!r}; {nearest(task, TASKS)}")
     unused, other = (races, "tasks train and decode") if task == "length" else (lengths, "task length")
     for name in given(unused):
-        option = "max" if name == "longest" else name.replace("_", "-")
+        option = {"longest": "max", "shortest": "min"}.get(name, name.replace("_", "-"))
         raise SpecError(f"--{option}", f"applies only to the {other}; leave it out")
     report = (lambda _: None) if quiet else progress
     if task == "length":
@@ -201,7 +205,8 @@ def _length(lengths: Lengths, rounds: int | None, device: str, threads: int, as_
     from regard.runs.options import seconds
 
     recalls = bool(lengths.recall or lengths.recall_only)
-    for option, value in (("--max", lengths.longest), ("--limit", lengths.limit), ("--rounds", rounds)):
+    measured = {"--min": lengths.shortest, "--max": lengths.longest, "--limit": lengths.limit, "--rounds": rounds}
+    for option, value in measured.items():
         if lengths.recall_only and value is not None:
             raise SpecError(option, "has no effect with --recall-only; leave one of the two out")
     if lengths.steps is not None and not recalls:
@@ -210,7 +215,7 @@ def _length(lengths: Lengths, rounds: int | None, device: str, threads: int, as_
     if lengths.plot is not None:
         check_plot(lengths.plot)
     where = _device(device)
-    work = work_on(where, lengths.longest, lengths.limit, rounds)
+    work = work_on(where, lengths.longest, lengths.limit, rounds, lengths.shortest)
     set_threads(threads)
     if lengths.max_time is not None:
         work = replace(work, deadline=time.monotonic() + (seconds(lengths.max_time) or 0.0))

@@ -72,6 +72,7 @@ def test_batches_fill_the_device_at_the_shortest_length_of_the_fit() -> None:
     assert (small.fitted_from, small.rows) == (1024, 32)
     assert work_on(CPU, None, None, 7).rounds == 7
     assert work_on(CPU, 256, 0.5, None).lengths == [256]
+    assert work_on(CPU, 4000, None, None, 1000).lengths == [1000, 2000, 4000]
 
 
 def test_all_models_have_the_parameters_of_full_attention() -> None:
@@ -318,6 +319,8 @@ def test_parts_that_are_measured_separately_are_merged_by_device(tmp_path: Path,
     [
         (lambda: select(["ful"]), "--models: unknown model 'ful'; did you mean 'full'?"),
         (lambda: work_on(CPU, 128, None, None), "--max: must be at least 256"),
+        (lambda: work_on(CPU, None, None, None, 100), "--min: must be at least 256"),
+        (lambda: work_on(CPU, 512, None, None, 1024), "--max: must be at least 1024, the shortest sequence"),
         (lambda: work_on(CPU, 512, 0.0, None), "--limit: must be more than 0"),
     ],
 )
