@@ -124,7 +124,7 @@ def _of_run(run: str, device: str, examples: int | None, trust_code: bool) -> tu
 
 @contextmanager
 def _status() -> Iterator[Callable[[str], None]]:
-    """Yield a function that shows what is done at present, if the output is a terminal."""
+    """Yield a function that shows the current step of the examination, if the output is a terminal."""
     screen = console(stderr=True)
     if not screen.is_terminal:
         yield lambda _: None
