@@ -87,8 +87,8 @@ def union(forward: Collection[Link], backward: Collection[Link]) -> Links:
 def grow_diagonal(forward: Collection[Link], backward: Collection[Link]) -> Links:
     """Return the grow-diag symmetrisation (Koehn et al. 2003) of two alignments.
 
-    Begin with the intersection. While links are added, add each link of the union that is beside an accepted link,
-    also diagonally, if its source word or its target word has no link yet.
+    Begin with the intersection. Then repeatedly add links of the union that are horizontal, vertical or diagonal
+    neighbours of an accepted link, if their source word or their target word has no link yet.
     """
     accepted, candidates = set(intersection(forward, backward)), sorted(union(forward, backward))
     grown = True

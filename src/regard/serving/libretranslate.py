@@ -204,7 +204,8 @@ def rendered(
 ) -> list[list[str]]:
     """Translate the sentences of all texts together. Return every text translated, followed by its alternatives.
 
-    The n-th alternative consists of the n-th best translations of the sentences, as far as the search found as many.
+    The n-th alternative consists of the n-th best translations of the sentences, or the last ones that the search
+    found.
     """
     tokenizer, longest = model.run.tokenizers.get("source", model.run.tokenizer), model.run.recipe.data.longest
 
