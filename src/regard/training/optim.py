@@ -125,7 +125,10 @@ WHOLE = {"exp_avg", "exp_avg_sq", "momentum_buffer", "variance"}  # entries with
 
 
 def _check_states(states: Mapping[Tensor, Mapping[str, Tensor]]) -> None:
-    """Raise an error if an entry is missing or has the wrong shape. Matrices have equal entries; so have vectors."""
+    """Raise an error if an entry is missing or has the wrong shape.
+
+    All matrices must have the same entries, and so must all vectors.
+    """
     entries: dict[bool, set[str]] = {}
     for parameter, state in states.items():
         entries.setdefault(parameter.ndim > 1, set()).update(state)
