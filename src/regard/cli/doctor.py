@@ -134,7 +134,7 @@ def _status() -> Iterator[Callable[[str], None]]:
 
 
 def print_report(report: "Report", page: Path | None = None) -> None:
-    """Print a report: findings, worst first, with evidence and advice, and what was not found."""
+    """Print a report: findings with evidence and advice, worst first, and the checks that found nothing."""
     _print(report.subject, "", 0)
     print()
     for finding in report.worst_first:

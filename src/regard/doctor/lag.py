@@ -1,4 +1,4 @@
-"""Align the lines of two texts: find from which line on the lines of one text are shifted against those of the other.
+"""Align the lines of two texts: find the lines at which one text begins to be shifted against the other.
 
 Translations have similar lengths, the same numbers and often the same final punctuation. For every line and every lag,
 the cost of a pair is minus the log-likelihood ratio of these features between a translation and a random pair. The

@@ -44,7 +44,7 @@ class TextFile:
 
 @dataclass
 class Part:
-    """The examples of one corpus: equally named columns, whose texts come from one file or from two parallel files."""
+    """The examples of one corpus, as columns of texts. `files` is one file, or the two files of a parallel corpus."""
 
     files: tuple[str, ...]
     columns: dict[str, list[str]]  # may be of unequal length if the files are

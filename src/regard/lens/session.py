@@ -63,8 +63,8 @@ class Lens:
     def inspect(self, request: LensRequest, left: Callable[[], bool] = lambda: False) -> dict[str, Any]:
         """Return the JSON document for a request: the output of the model, and all recorded tensors.
 
-        Requests are computed one at a time. Raise a DataError if the client closes the connection while its request
-        waits, which `left()` reports.
+        Requests are computed one at a time. `left()` returns whether the client has closed the connection. If it has, a
+        request that still waits raises a DataError.
         """
         if self.original.command == "translate" and not request.text.strip():
             raise DataError("text: is empty; give at least one word")

@@ -155,7 +155,7 @@ async def translate(request: Request, service: Serving) -> Translation:
 
 
 def number(value: Any, most: int) -> int:
-    """Return the number of alternatives; raise RequestError if it is no number, or above `most`."""
+    """Return the number of alternatives; raise RequestError if it is not a number, or is above `most`."""
     if isinstance(value, str) and value.isascii() and value.isdigit():
         value = int(value[:9])
     if type(value) is not int or value < 0:

@@ -103,7 +103,7 @@ def tokenize(document: str) -> list[Token]:
 
 
 def _hidden(tokens: Sequence[Token]) -> Iterator[Token]:
-    """Yield the tokens; an element that is not translated, with its content, is one token of the kind `other`."""
+    """Yield the tokens, with each untranslated element and its content replaced by one token of the kind `other`."""
     name, depth, raw = "", 0, ""
     for token in tokens:
         if depth:

@@ -96,7 +96,8 @@ class Optimizer:
     def load(self, saved: Mapping[str, Tensor], placed: Callable[[Tensor, Tensor], Tensor] = lambda t, _: t) -> None:
         """Load the state of all optimizers, in the format of `state`.
 
-        `placed(tensor, parameter)` returns what this process stores of a whole tensor, if several processes share it.
+        `placed(tensor, parameter)` returns the part of a whole tensor that this process stores, if several processes
+        share it.
         """
         entries = [key.split(".", 2) for key in saved]
         if any(len(entry) < 3 or entry[0] not in self.parts or not entry[1].isdecimal() for entry in entries):

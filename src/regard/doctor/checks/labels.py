@@ -13,7 +13,7 @@ CONTINUOUS = 0.5  # share of different labels above which they are no classes
 
 
 def labels(case: Case) -> Iterator[Finding]:
-    """Find classes with too few examples, contradictory labels, misspelt labels, and a class of almost all examples."""
+    """Find classes with too few or almost all of the examples, contradictory labels, and misspelt labels."""
     column = case.train.columns["label"]
     counts = Counter(column)
     rare = sorted(label for label, count in counts.items() if count < RARE)

@@ -130,7 +130,10 @@ class StackSpec(Spec):
 
 
 class Stack(nn.Module):
-    """Abstract base class of stacks. `positions` has position schemes for layers with a different number of heads."""
+    """Abstract base class of stacks.
+
+    `positions` has the position schemes of layers whose number of heads differs from the model's.
+    """
 
     position: PositionTerms | None
     positions: Any  # nn.ModuleDict
