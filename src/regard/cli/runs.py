@@ -17,7 +17,10 @@ if TYPE_CHECKING:
 def runs(
     folder: Annotated[str, typer.Argument(metavar="DIR", help="Folder that contains training runs, at any depth.")],
     sort: Annotated[
-        str, typer.Option(metavar="ORDER", help="Order: name, state, step, score, left, size or time.")
+        str,
+        typer.Option(
+            metavar="ORDER", help="Order: name, state, step, score, left (time left), size or time (last change)."
+        ),
     ] = "name",
     plot: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Plot the validation curves into this .png, .svg or .html file.")

@@ -95,7 +95,7 @@ class Kept:
 
 
 def _kept(model: Model, heads: Collection[Head]) -> dict[nn.Module, Kept]:
-    """Return the heads that remain in every attention module from which some of the given heads are removed."""
+    """Return, for each attention module that loses some of the given heads, the heads that it keeps."""
     check_heads(model, heads)
     removed: dict[tuple[str, int], set[int]] = {}
     for kind, layer, head in heads:
@@ -120,7 +120,10 @@ def _kept(model: Model, heads: Collection[Head]) -> dict[nn.Module, Kept]:
 
 
 def _groups(module: nn.Module, where: str) -> tuple[int, int]:
-    """Return the numbers of key-value heads and of heads for each; raise SpecError if the module cannot be pruned."""
+    """Return the number of key-value heads, and the number of query heads that share each of them.
+
+    Raise SpecError if the heads of the module cannot be pruned.
+    """
     if not isinstance(module, AttentionModule):
         kind = type(module).__name__.removesuffix("Module")
         raise SpecError("heads", f"{where} is {kind}; only heads of self_attention and cross_attention can be pruned")

@@ -109,10 +109,7 @@ class View:
         return self.lowered[key]
 
     def with_positions(self, position: Callable[["View"], Terms] | None, by_heads: Any = None) -> "View":
-        """Return a copy with the position terms of `position`, or with the same terms if `position` is None.
-
-        `by_heads` maps numbers of heads to the position schemes of attention layers with these numbers of heads.
-        """
+        """Return a copy with the terms of `position`. `by_heads` maps other head counts of layers to their schemes."""
         view = self if position is None else self.with_terms(position(self))
         others = {int(heads): self.with_terms(other(self)) for heads, other in (by_heads or {}).items()}
         return replace(view, by_heads=others) if others else view

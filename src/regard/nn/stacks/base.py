@@ -130,10 +130,7 @@ class StackSpec(Spec):
 
 
 class Stack(nn.Module):
-    """Abstract base class of stacks.
-
-    `positions` has the position schemes of layers whose number of heads differs from the model's.
-    """
+    """Abstract base class of stacks. `positions` has the position schemes of layers with other head counts."""
 
     position: PositionTerms | None
     positions: Any  # nn.ModuleDict
