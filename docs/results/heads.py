@@ -498,7 +498,7 @@ def alignment_section(results: dict[str, Any]) -> list[str]:
 def attribution_section(results: dict[str, Any]) -> list[str]:
     """Return the examples of contrastive attribution."""
     lines = [
-        "## Why this word and not that one",
+        "## Which input tokens favour one word over another",
         "",
         "`regard.runs.attribution.contrast` (gradient x input of the difference of two logits), for three next words",
         "of the en-de model. Positive numbers favour the first word. A model is not linear, so the numbers do not add",

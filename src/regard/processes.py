@@ -51,7 +51,7 @@ _stop_requests: list[str] = []  # why this process should save its state and sto
 
 
 def request_stop(why: str) -> None:
-    """Request that the job of this process saves its state and stops, as a scheduler does before its time limit."""
+    """Ask the job of this process to save its state and stop, for example shortly before a time limit."""
     _stop_requests.append(why)
 
 

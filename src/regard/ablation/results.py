@@ -63,12 +63,12 @@ class Results:
 
 
 def measured(result: Result, metric: str, texts: bool) -> bool:
-    """Return whether a result has the metric and, if `texts` is set, the model's outputs, or needs neither."""
+    """Return whether a result has the metric and, if `texts` is set, the outputs. Runs that diverged need neither."""
     return result["status"] != DONE or (metric in result["scores"] and (not texts or "said" in result))
 
 
 def stored(path: Path, metric: str, texts: bool) -> Result | None:
-    """Return the result in a file, or None if there is none that makes the training run unnecessary."""
+    """Return the result in a file, or None if there is no result or the training run must be repeated."""
     result = _parse(path.read_bytes()) if path.exists() else None
     return result if result is not None and result["status"] != FAILED and measured(result, metric, texts) else None
 

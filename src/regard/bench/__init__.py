@@ -1,1 +1,1 @@
-"""Speed comparisons with other libraries, which take turns at the same work in one process."""
+"""Benchmarks: the speed of regard and of other libraries, and the cost of long sequences."""

@@ -31,10 +31,11 @@ LATE = "out of time: --max-time was over"
 
 @dataclass(frozen=True)
 class LengthWork:
-    """The work of the benchmark on one device: the size of the models, the longest sequence, and the rows of a batch.
+    """The work of the benchmark on one device: model size, longest sequence and batch size.
 
-    A batch has the same number of rows at every length: so many that it has about `filling` tokens at the shortest
-    length of the fit. Its steps are then limited by computation, and not by the launches of kernels.
+    A batch has the same number of rows at every length. The number is chosen so that a batch has about `filling` tokens
+    at the length `fitted_from`. From this length on, the time of a step is therefore limited by computation and not by
+    kernel launches.
     """
 
     device: torch.device
@@ -55,7 +56,7 @@ class LengthWork:
 
     @property
     def fitted_from(self) -> int:
-        """Shortest length of the fit of the exponents: `fit`, or `longest` / 4 if that is shorter."""
+        """The shortest sequence length of the exponent fit: at least `fit` or `longest` / 4, whichever is less."""
         return next(length for length in self.lengths if length >= min(self.fit, self.longest / 4))
 
     @property
@@ -115,9 +116,10 @@ def work_on(
 def measure(models: Sequence[LongModel], work: LengthWork, report: Report) -> list[LengthRow]:
     """Run training steps of all models at all lengths, and return one row per model and length.
 
-    A model that runs out of memory is left out at longer lengths. So is a model whose step would take more than
-    `work.limit` seconds: at least twice as long as a step at half the length. At each length, the models take turns in
-    `work.rounds` rounds, without a model whose steps have already taken `work.limit` seconds at this length.
+    A model that runs out of memory is left out at longer lengths. A model is also left out if its step would probably
+    take more than `work.limit` seconds. The time is estimated from the previous length, as if it were proportional to
+    the length. At each length, the steps of the models are timed in turn, in `work.rounds` rounds. A model takes part
+    until its steps have taken `work.limit` seconds at this length.
 
     After `work.deadline`, no more models are measured, and there is one round at most.
     """
@@ -142,7 +144,7 @@ def measure(models: Sequence[LongModel], work: LengthWork, report: Report) -> li
 
 
 def _skipped(model: LongModel, work: LengthWork, length: int, last: LengthRow | None) -> LengthRow:
-    """Return a row without numbers, with the reason to leave the model out at this length, if there is one."""
+    """Return a row without numbers. Its field `failed` is the reason to skip the model at this length, or None."""
     failed = None if last is None else last.failed
     if time.monotonic() > work.deadline:
         failed = failed or LATE
@@ -156,9 +158,9 @@ def _skipped(model: LongModel, work: LengthWork, length: int, last: LengthRow | 
 
 
 def prepare(row: LengthRow, model: LongModel, work: LengthWork) -> Runner | LengthRow:
-    """Return the model, ready for training steps, after two steps of which the second measures memory and time.
+    """Run two training steps. Return a `Runner` for further steps, with the memory and time of the second step.
 
-    Return a row with the reason instead if this fails.
+    If a step fails, return a row with the reason instead.
     """
     try:
         step = training_step(model, work, row.length)
@@ -181,8 +183,8 @@ def _reason(error: Exception, length: int) -> str:
 def training_step(model: LongModel, work: LengthWork, length: int) -> Callable[[], None]:
     """Return a function that computes the loss of a batch and its gradients: in bfloat16 on CUDA, else in float32.
 
-    All masks are built in it, once for the stack, as in training. The optimizer is left out, because its time does not
-    depend on the length.
+    Every call builds the attention masks, once for all layers, as in training. The optimizer is left out, because its
+    time does not depend on the length.
     """
     built = build(model.spec(work.size, length), seed=1).to(work.device).train()
     fast.install(built, work.device)
@@ -231,7 +233,7 @@ def _raced(runners: Sequence[Runner], work: LengthWork) -> list[LengthRow]:
 
 
 def _release(device: torch.device) -> None:
-    """Free the memory of models that are no longer used, and kernels compiled for one length."""
+    """Free the memory of models that are no longer used, and discard compiled kernels."""
     gc.collect()
     if device.type == "cuda":
         torch.cuda.empty_cache()

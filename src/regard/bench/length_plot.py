@@ -1,4 +1,4 @@
-"""The picture of a length benchmark: time and memory by sequence length, and accuracy by distance."""
+"""The plot of a length benchmark: time and memory by sequence length, and accuracy by distance."""
 
 from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
@@ -17,7 +17,7 @@ Points = Mapping[str, Sequence[tuple[float, float]]]
 
 
 def check_plot(path: Path) -> None:
-    """Raise an error if a picture cannot be drawn into a file with this name."""
+    """Raise an error if a plot cannot be saved under this file name."""
     if path.suffix not in ENDINGS:
         raise SpecError("--plot", f"must end with {', '.join(ENDINGS)}, not with {path.suffix!r}")
     if not path.parent.is_dir():
@@ -27,7 +27,7 @@ def check_plot(path: Path) -> None:
 
 
 def plot(record: Mapping[str, Any], path: Path) -> None:
-    """Draw the JSON object of a `LengthReport` into a file. Axes of lengths and distances are logarithmic."""
+    """Plot a `LengthReport`, given as a JSON object, and save the plot. Lengths and distances have logarithmic axes."""
     from matplotlib.figure import Figure  # noqa: PLC0415  # optional
 
     recall = record["recall"]

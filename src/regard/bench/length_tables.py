@@ -7,7 +7,7 @@ Table = tuple[str, list[tuple[str, ...]]]  # the title, and the cells with the h
 
 
 def tables(record: Mapping[str, Any]) -> list[Table]:
-    """Return the tables of the JSON object of a `LengthReport`."""
+    """Return the tables for a `LengthReport`, which is given as a JSON object."""
     found = [
         _by_length(record, "Seconds per training step", "seconds", lambda value: f"{value:.3g}"),
         _by_length(record, "Peak memory, MB", "peak_bytes", lambda value: f"{value / 1e6:,.0f}"),

@@ -13,10 +13,10 @@ from regard.bench.race import wait
 
 
 class LiveTensors(TorchDispatchMode):
-    """Context manager that counts the bytes of all tensors that are made in it, as long as they are alive.
+    """Context manager that counts the bytes of all live tensors that were created inside the context.
 
-    `peak` is the largest number of bytes at any time. Tensors that share memory count once; tensors that were made
-    before do not count, nor does memory that an operator allocates and frees by itself.
+    `peak` is the largest number of bytes at any time. Tensors that share memory count once. Tensors created before do
+    not count, and neither does temporary memory inside an operator.
     """
 
     def __init__(self) -> None:
@@ -50,7 +50,7 @@ def _tensors(values: Any) -> list[Tensor]:
 
 
 def peak_bytes(work: Callable[[], None], device: torch.device) -> int:
-    """Do the work and return its peak memory in bytes, beyond the memory that is in use when it begins.
+    """Call `work` and return its peak memory in bytes, in addition to the memory that was in use before.
 
     On CUDA, this is the memory of torch's allocator. On a CPU, it is that of `LiveTensors`, because the memory of the
     process also depends on what the allocator keeps.

@@ -1,4 +1,4 @@
-"""The FLOPs of a training step on long sequences, in which only visible pairs of a query and a key count."""
+"""The FLOPs of a training step on long sequences. Pairs of query and key that a mask hides do not count."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -35,10 +35,10 @@ class Call:
 def step_flops(model: LongModel, size: Size, length: int) -> float:
     """Return the FLOPs of a training step per sequence of `length` tokens: three times those of a forward pass.
 
-    A multiply-add counts as two. Matrix products outside attention are counted in a sequence of 64 tokens, and
-    multiplied by length / 64. Attention costs 2 (d_head + d_value) for each head and each visible pair of a query and
-    a key. These pairs are counted exactly, in a narrow model with the same masks. As in `models/cost.py`, elementwise
-    operations do not count, convolutions over time among them.
+    A multiply-add counts as two. Matrix products outside attention are counted for a sequence of 64 tokens, and
+    multiplied by length / 64. Attention costs 2 (d_head + d_value) for each head and each visible pair of a query and a
+    key. The number of visible pairs is exact: it is counted in a narrow model with the same masks. Elementwise
+    operations do not count, and neither do light and dynamic convolutions (see `models/cost.py`).
     """
     calls, count = _per_sequence(model, size)
     attention = 0
@@ -57,7 +57,7 @@ def _per_sequence(model: LongModel, size: Size) -> tuple[list[Call], int]:
 
 
 def _recorded(model: Model, length: int, device: torch.device) -> tuple[list[Call], int]:
-    """Run the model on one sequence without computing attention. Return the calls of attention, and all other FLOPs."""
+    """Run the model on one sequence without attention. Return the calls of attention, and the FLOPs of all the rest."""
     calls: list[Call] = []
     counted: dict[int, tuple[View, int]] = {}
 

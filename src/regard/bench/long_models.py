@@ -30,7 +30,7 @@ JOIN = SharedLightConv(3)  # each output depends on a token and on the two befor
 
 @dataclass(frozen=True)
 class Size:
-    """The size of all models, and of what each query attends to in the models with sparse attention."""
+    """The size of all models, and the number of keys that a query attends to in sparse attention."""
 
     depth: int
     d_model: int
@@ -43,7 +43,7 @@ class Size:
 
 @dataclass(frozen=True)
 class LongModel:
-    """A model of the benchmark. `mixers` returns the layers that mix tokens, given size and longest sequence."""
+    """A model of the benchmark. `mixers(size, length)` returns the layers that mix tokens."""
 
     name: str
     title: str
@@ -53,9 +53,9 @@ class LongModel:
     def spec(self, size: Size, length: int, joined: bool = False) -> ModelSpec:
         """Return the model for sequences of up to `length` tokens: a causal language model, or an encoder.
 
-        The hidden width of the feed-forward layers is such that all models have as many parameters as the model with
-        full attention. If `joined`, the first layer is a convolution over neighbouring tokens, and there are no
-        position vectors.
+        The hidden width of the feed-forward layers is chosen such that all models have about as many parameters as the
+        model with full attention. If `joined`, the first layer is a convolution over neighbouring tokens, and there are
+        no position vectors.
         """
         hidden = 4 * size.d_model
         model = self._spec(size, length, joined, hidden)
@@ -64,7 +64,7 @@ class LongModel:
         return self._spec(size, length, joined, max(8, hidden + 8 * round(difference / layers / 8)))
 
     def attention_only(self) -> "LongModel":
-        """Return the model without its layers that are not attention."""
+        """Return the model with only its attention layers."""
         return replace(
             self, mixers=lambda size, length: [layer for layer in self.mixers(size, length) if layer.attends]
         )
@@ -92,7 +92,7 @@ class LongModel:
 
 
 def _parameters(spec: ModelSpec) -> int:
-    """Return the number of parameters, without those for the positions of a Linformer, which grow with the length."""
+    """Return the number of parameters, without the length projections of a Linformer, which grow with the length."""
     return sum(
         parameter.numel()
         for module in build(spec, device="meta").modules()
@@ -150,5 +150,5 @@ def select(names: Sequence[str] | None) -> tuple[LongModel, ...]:
 
 
 def smaller(size: Size) -> Size:
-    """Return the smallest size with the same attention patterns, for what depends on the patterns alone."""
+    """Return the narrowest size with the same attention masks, to count visible pairs quickly."""
     return replace(size, d_model=2 * size.heads, vocab=8)

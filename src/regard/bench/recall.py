@@ -25,11 +25,12 @@ TRIES = 20  # random places for a pair before it is left out
 
 @dataclass(frozen=True)
 class RecallTask:
-    """Rows of tokens with key-value pairs, noise, and keys that occur again: the model predicts the value of the key.
+    """The recall task: sequences of key-value pairs and noise. When a key occurs again, the model predicts its value.
 
-    A row of `length` tokens has `queries` * `length` keys that occur twice. The distance of such a query is the number
-    of tokens from the first occurrence of its key to the second. `distractors` * `length` further pairs have a key that
-    does not occur again, which the model cannot know when it reads them. All keys of a row differ from each other.
+    In a sequence of `length` tokens, `queries` * `length` keys occur twice. The second occurrence is the query, and its
+    distance is the number of tokens since the first occurrence. There are also `distractors` * `length` pairs whose
+    keys occur only once. Only a query shows which pairs are distractors, so a model must store all pairs. All keys of a
+    sequence differ from each other.
     """
 
     length: int = 256
@@ -44,7 +45,7 @@ class RecallTask:
 
     @property
     def stages(self) -> list[int]:
-        """Lengths of the rows in training, from short to long, for an equal number of steps each."""
+        """Sequence lengths of the training stages, from short to long. All stages have the same number of steps."""
         halves = [self.length // 2**i for i in range(4) if self.length // 2**i >= 32] or [self.length]
         return [*halves[::-1], self.length]
 
@@ -66,8 +67,8 @@ class Rows:
 def rows(task: RecallTask, count: int, length: int, rng: np.random.Generator, at: Sequence[int] | None = None) -> Rows:
     """Return `count` random rows of `length` tokens.
 
-    The logarithms of the distances are uniform, so that all orders of magnitude are equally frequent. With `at`,
-    queries have these distances instead, in turn.
+    The logarithms of the distances are uniform, so that all orders of magnitude are equally frequent. If `at` is given,
+    the queries have these distances in turn.
     """
     made = Rows(np.full((count, length), NOISE), *np.zeros((2, count, length), dtype=np.int64))
     for row in range(count):
@@ -110,7 +111,7 @@ class RecallRow:
 
 @dataclass(frozen=True)
 class RecallReport:
-    """The accuracies of all models, and that of guessing."""
+    """The accuracies of all models, and the accuracy of random guessing."""
 
     length: int
     steps: int
@@ -121,11 +122,12 @@ class RecallReport:
 def recall(
     models: Sequence[LongModel], task: RecallTask, device: torch.device, report: Report, deadline: float = math.inf
 ) -> RecallReport:
-    """Train all models on the same batches, and return their accuracies on the same test rows by distance.
+    """Train all models on the same batches, and return their accuracies on the same test sequences by distance.
 
-    Each model consists of a convolution over three tokens, which joins each value with the key before it, and of one
-    layer of its own (the hybrid: of two). There are no position vectors, which would let attention learn the usual
-    distances first. After `deadline`, a `time.monotonic()`, no more models are trained.
+    The first layer of each model is a convolution over three tokens, which joins each value with the key before it. It
+    is followed by one layer of the benchmarked kind (two in the hybrid). There are no position vectors, because
+    attention would first learn the most frequent distances with them. After `deadline` (a value of `time.monotonic()`),
+    no more models are trained.
     """
     rng = np.random.default_rng(0)
     stages = [task.stages[i * len(task.stages) // task.steps] for i in range(task.steps)]
@@ -154,7 +156,7 @@ def _trained(model: LongModel, task: RecallTask, data: Sequence[Batch], test: Ro
 
 
 def _train(model: Model, task: RecallTask, data: Sequence[Batch]) -> None:
-    """Train with AdamW: a tenth of the steps of warm-up, then a cosine to 0, with clipped gradients."""
+    """Train with AdamW and gradient clipping. The learning rate has a linear warm-up, then a cosine decay to 0."""
     fast.install(model.train())
     optimizer = torch.optim.AdamW(model.parameters(), lr=task.learning_rate, weight_decay=0.01)
     warm = max(1, len(data) // 10)

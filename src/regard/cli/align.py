@@ -27,7 +27,11 @@ def align(
         ),
     ] = None,
     query: Annotated[
-        str, typer.Option(metavar="STEP", help="Attention when a word is predicted (output) or read (input).")
+        str,
+        typer.Option(
+            metavar="STEP",
+            help="Use the attention of the step that predicts a word (output), or of the step that reads it (input).",
+        ),
     ] = "output",
     reverse: Annotated[
         str | None,

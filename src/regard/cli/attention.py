@@ -34,7 +34,7 @@ def attention(
         typer.Option(
             "--kind",
             metavar="KIND",
-            help="Kind of attention: encoder.self, decoder.self or decoder.cross. Default: the last.",
+            help="Kind of attention: encoder.self, decoder.self or decoder.cross. Default: the last kind of the model.",
         ),
     ] = None,
     layer: Layer = None,

@@ -74,7 +74,7 @@ class Lengths:
         float | None,
         length_option(
             metavar="S",
-            help="Leave a model out at lengths at which a training step would take more than S seconds. Default: 4 on "
+            help="Skip a model at lengths at which a training step would take more than S seconds. Default: 4 on "
             "a CPU, 10 on a GPU.",
         ),
     ] = None
@@ -97,7 +97,7 @@ class Lengths:
     ] = None
     recall_only: Annotated[
         bool | None,
-        length_option("--recall-only", help="Like --recall, but time and memory are not measured."),
+        length_option("--recall-only", help="Measure only the accuracy on associative recall, not time and memory."),
     ] = None
     steps: Annotated[
         int | None,
@@ -119,8 +119,8 @@ def bench(
         typer.Option(
             min=1,
             metavar="N",
-            help=f"Number of rounds. Default: {ENOUGH_ROUNDS}, the least for a verdict; for length, 3 on a CPU and 5 "
-            "on a GPU.",
+            help=f"Number of rounds. Default: {ENOUGH_ROUNDS}, the least for a comparison; for length, 3 on a CPU and "
+            "5 on a GPU.",
         ),
     ] = None,
     device: Device = "auto",

@@ -124,7 +124,7 @@ def _of_run(run: str, device: str, examples: int | None, trust_code: bool) -> tu
 
 @contextmanager
 def _status() -> Iterator[Callable[[str], None]]:
-    """Yield a function that shows what is done at present, if the output is a terminal."""
+    """Yield a function that shows the current step of the examination, if the output is a terminal."""
     screen = console(stderr=True)
     if not screen.is_terminal:
         yield lambda _: None
@@ -134,7 +134,7 @@ def _status() -> Iterator[Callable[[str], None]]:
 
 
 def print_report(report: "Report", page: Path | None = None) -> None:
-    """Print a report: findings, worst first, with evidence and advice, and what was not found."""
+    """Print a report: findings with evidence and advice, worst first, and the checks that found nothing."""
     _print(report.subject, "", 0)
     print()
     for finding in report.worst_first:

@@ -58,7 +58,7 @@ def translate(
     ] = None,
     work: Annotated[
         str | None,
-        cluster_option(metavar="DIR", help="Folder for finished shards, which all nodes share. Default: FILE.shards."),
+        cluster_option(metavar="DIR", help="Folder, shared by all nodes, for finished shards. Default: FILE.shards."),
     ] = None,
     shard_lines: Annotated[
         int | None, cluster_option(min=1, metavar="N", help="Number of lines per job. Default: 10000.")
@@ -231,7 +231,9 @@ def classify(
 def score(
     run: RunArgument,
     loading: Loading,
-    source: Annotated[str | None, typer.Option(metavar="FILE", help="File of source texts, for a translator.")] = None,
+    source: Annotated[
+        str | None, typer.Option(metavar="FILE", help="File of source texts, for a translation model.")
+    ] = None,
     target: Annotated[str | None, typer.Option(metavar="FILE", help="File of texts to score, one per line.")] = None,
     outputs: Annotated[
         str | None,

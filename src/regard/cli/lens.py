@@ -41,8 +41,8 @@ def lens(
     """Show what a model attends to, in the browser.
 
     The page shows the attention of every head, the beam search, the alternatives of every token, the logit lens and
-    the positions. Heads can be switched off and tokens forced, and the output changes at once. Two runs are shown side
-    by side. The page loads nothing from the network.
+    the positions. Heads can be switched off and tokens forced, and the output changes at once. If two runs are given,
+    they are shown side by side. The page loads nothing from the network.
     """
     if export is not None and not (text or "").strip():
         raise SpecError("--export", 'needs a text to show; add --text "..."')

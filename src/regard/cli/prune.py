@@ -34,8 +34,9 @@ def prune(
     """Remove attention heads, with their parameters, from a trained model.
 
     The smaller model is written to a new run folder. Its outputs are those of the whole model with these heads switched
-    off. With a share, the least important heads are removed, and every layer keeps at least one. In a list, layers and
-    heads are counted from 0, as `regard heads` prints them. Fine-tune the result with `regard train --from`.
+    off. If --heads is a share, the least important heads are removed, but every layer keeps at least one head. In a
+    list of heads, layers and heads are counted from 0, as `regard heads` prints them. Fine-tune the result with
+    `regard train --from`.
     """
     from regard.runs.prune import prune as prune_heads
 

@@ -17,7 +17,10 @@ if TYPE_CHECKING:
 def runs(
     folder: Annotated[str, typer.Argument(metavar="DIR", help="Folder that contains training runs, at any depth.")],
     sort: Annotated[
-        str, typer.Option(metavar="ORDER", help="Order: name, state, step, score, left, size or time.")
+        str,
+        typer.Option(
+            metavar="ORDER", help="Order: name, state, step, score, left (time left), size or time (last change)."
+        ),
     ] = "name",
     plot: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Plot the validation curves into this .png, .svg or .html file.")
@@ -27,7 +30,7 @@ def runs(
     """List the training runs in a folder: state, steps, best score, time left, size and time of the last change.
 
     A run is running, finished, stopped (`regard resume` continues it), failed, or waiting (not started yet). The runs
-    of an ablation or a ladder are included. Only the log and the recipe of a run are read, also while it is training.
+    of an ablation or a ladder are included. Only small files of a run are read, so runs can be listed while they train.
     """
     from regard.runs.curves import check_plot
     from regard.runs.listing import list_runs, plot_runs

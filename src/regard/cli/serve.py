@@ -27,7 +27,7 @@ def serve(
         typer.Option(
             "--pair",
             metavar="RUN=SRC:TGT",
-            help="Languages of a run, such as mine=en:de. Default: the endings of its training files. Repeatable.",
+            help="Languages of a run, such as mine=en:de. Default: from the names of its training files. Repeatable.",
         ),
     ] = None,
     api_key_file: Annotated[
@@ -44,7 +44,7 @@ def serve(
             "--allow-host",
             metavar="NAME",
             rich_help_panel=NETWORK,
-            help="Further name by which clients address the server. Repeatable.",
+            help="Additional host name of the server, by which clients address it. Repeatable.",
         ),
     ] = None,
     allow_origins: Annotated[
@@ -101,7 +101,7 @@ def serve(
 
     The server has the interfaces of OpenAI (/v1/completions) and LibreTranslate (/translate), and its own
     (/v1/translate, /v1/generate, /v1/classify). The page of `regard lens` is at /. The texts of all requests are
-    decoded together in batches. On SIGTERM or Ctrl-C, the server answers what it has accepted, and stops.
+    decoded together in batches. On SIGTERM or Ctrl-C, the server answers all accepted requests, then stops.
     """
     from regard.cli.base import set_threads
     from regard.lens.serve import add_lens

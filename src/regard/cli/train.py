@@ -47,7 +47,8 @@ Gpus = Annotated[
     compute_option(min=1, metavar="N", help="Train on N GPUs of this machine, with one process for each."),
 ]
 Ranks = Annotated[
-    int | None, compute_option(min=1, metavar="N", help="Train in N processes on the CPU, which share every step.")
+    int | None,
+    compute_option(min=1, metavar="N", help="Train in N processes on the CPU, which divide the batches of every step."),
 ]
 
 

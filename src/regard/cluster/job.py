@@ -57,9 +57,10 @@ class JobFolder:
         return self.path / "result.json"
 
     def write(self, job: dict[str, Any]) -> int:
-        """Write the function call `job`, remove the error of an earlier job, and return the size of its events.
+        """Write the function call `job`, remove the result of an earlier submission, and return the size of the events.
 
-        An earlier process that still runs is left alone: it has the lock, and its result is that of the next one, too.
+        A process of an earlier submission that still runs is not ended. It holds the lock, and its result also counts
+        as the result of the new submission.
         """
         self.path.mkdir(parents=True, exist_ok=True)
         self.result.unlink(missing_ok=True)
@@ -152,7 +153,10 @@ def _called(folder: JobFolder, job: dict[str, Any]) -> Any:
 
 
 def _end_with(parent: int) -> None:
-    """Exit when the parent process has ended: submitit's local controller, which cannot end its job if it is killed."""
+    """Exit when the parent process, submitit's local controller, has ended.
+
+    If the controller is killed, it cannot end the job itself.
+    """
     while os.getppid() == parent:
         time.sleep(1.0)
     os._exit(STOPPED)

@@ -269,7 +269,7 @@ def _output(*command: str) -> str:
 def cluster_from_options(
     cluster: str | None = None, partition: str | None = None, cluster_options: str | Sequence[str] | None = None
 ) -> Cluster | None:
-    """Return the cluster that options of a command describe, checked; None if they describe none."""
+    """Return the `Cluster` for the options of a command, after checking it; None if the options request no cluster."""
     options = (cluster_options,) if isinstance(cluster_options, str) else tuple(cluster_options or ())
     if cluster is None:
         for name, value in (("--partition", partition), ("--cluster-option", options)):

@@ -59,7 +59,7 @@ class Required:
         return self._distances[progress]
 
     def useful(self, progress: Progress) -> Ids:
-        """Return the tokens that reduce the distance if they come next."""
+        """Return the tokens that, appended to the output, reduce the `distance` to an output with all sequences."""
         if progress not in self._useful:
             now = self.distance(progress)
             self._useful[progress] = tuple(t for t in self.alphabet if self.distance(self.step(progress, t)) < now)

@@ -42,7 +42,7 @@ class Corpus:
 
 @dataclass(frozen=True, slots=True)
 class Drawn:
-    """A random value and its facts. A fact is a value that a sentence pair reveals, such as the whole dollars."""
+    """A random value, and its facts: what a sentence pair reveals about the value, such as the whole dollars."""
 
     value: Any
     text: str

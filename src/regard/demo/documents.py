@@ -8,9 +8,9 @@ random paragraph is a fact about the title entity. All other paragraphs are fact
 lists the facts about the title entity in the order of the attributes. A model that reads only the first L tokens of a
 document can only guess the values in later paragraphs.
 
-The paragraphs about the title entity are uniformly distributed. With `places="doubling"`, they are at all distances: in
-random order, one is the first paragraph, one is among the next two, one among the next four, and so on. So a model that
-reads twice as many tokens reads one more fact, however long the documents are.
+The paragraphs about the title entity are uniformly distributed. With `places="doubling"`, one of them is the first
+paragraph, one is among the next two, one among the next four, and so on; their order is random. So a model that reads
+twice as many tokens reads one more fact, however long the documents are.
 """
 
 import math
@@ -38,7 +38,7 @@ class FactDocuments:
     places: Literal["uniform", "doubling"] = "uniform"  # of the paragraphs about the title entity
 
     def __post_init__(self) -> None:
-        """Raise SpecError if there are too few paragraphs, entities or values, or if the paragraphs are no ranges."""
+        """Raise SpecError if there are too few paragraphs, entities or values, or if they do not fit `places`."""
         for name, least in (("attributes", 1), ("entities", 2), ("values", 2), ("paragraphs", self.attributes)):
             if getattr(self, name) < least:
                 raise SpecError(name, f"must be at least {least}, not {getattr(self, name)}")
@@ -138,9 +138,10 @@ class FactDocuments:
     def share_read(self, max_len: int, extract: bool = False) -> float:
         """Return the probability that a model that reads at most `max_len` tokens reads the value of a fact.
 
-        If the model reads the values of n of the N paragraphs, it is n / N. With doubling places, it is k / K for the
-        first 2^k - 1 paragraphs, and linear between them. With `extract`, the sources are shortened with
-        data.long=extract. Then the paragraphs about the title entity come first, and the share is min(n, K) / K.
+        If the model reads the values of n of the N paragraphs, the probability is n / N. With doubling places and K
+        facts per summary, it is k / K for the first 2^k - 1 paragraphs, and linear between these points. With
+        `extract`, the sources are shortened with data.long=extract. Then the paragraphs about the title entity come
+        first, and the probability is min(n, K) / K.
         """
         # The value is the third word of a paragraph.
         n = min(self.paragraphs, max(0, (max_len - TITLE + 1) // PARAGRAPH))

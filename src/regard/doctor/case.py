@@ -36,7 +36,7 @@ class Case:
 
     @property
     def names(self) -> list[str]:
-        """The columns of natural text, such as source and target; labels are none."""
+        """The columns of natural text, such as source and target. Labels are not among them."""
         return [name for name in self.objective.texts if name != "label"]
 
 
@@ -56,7 +56,7 @@ def is_pairs(objective: Objective) -> bool:
 
 
 def is_translation(objective: Objective) -> bool:
-    """Return whether examples are pairs of similar length: a summary is much shorter than its source."""
+    """Return whether source and target have similar lengths, unlike in summarization."""
     return is_pairs(objective) and not objective.summarizes
 
 
@@ -66,5 +66,5 @@ def is_labelled(objective: Objective) -> bool:
 
 
 def has_examples(objective: Objective) -> bool:
-    """Return whether the text has separate examples: a stream is one long text."""
+    """Return whether the text has separate examples, unlike a stream, which is one long text."""
     return not objective.stream

@@ -13,7 +13,7 @@ Pairs = list[tuple[str, str]]
 
 @dataclass(frozen=True)
 class Planted:
-    """A corpus with training and validation examples. Bytes that are no UTF-8 are written as lone surrogates."""
+    """A corpus with training and validation examples. Invalid UTF-8 bytes are stored as lone surrogates."""
 
     source: list[str]
     target: list[str]
@@ -56,7 +56,7 @@ def of_demo(count: int, seed: int) -> Planted:
 
 
 def of_labels(count: int, seed: int) -> Planted:
-    """Return labelled sentences without faults; the label is the first person of a sentence."""
+    """Return labelled sentences without faults. The label is the person in the first two words of a sentence."""
     made = [english for english, _, _ in sentences(count, seed)]
     return Planted([" ".join(text.lower().split()[:2]) for text in made], made, [], [], labelled=True)
 

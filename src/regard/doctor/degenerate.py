@@ -1,4 +1,4 @@
-"""Train tiny models that degenerate for a known cause, to measure whether the doctor names the cause."""
+"""Train tiny models with known faults, and measure whether the doctor names the fault."""
 
 import random
 from collections.abc import Callable
@@ -22,7 +22,7 @@ RATE = 7e-3
 
 @dataclass(frozen=True)
 class Degenerate:
-    """A training with a fault: its text, its learning rate, and the check and level that name the cause."""
+    """A training run with a planted fault, and the check and level of the finding that names the fault."""
 
     name: str
     check: str  # "": nothing is wrong
@@ -87,7 +87,10 @@ def examined(training: Degenerate, folder: Path, seed: int) -> Report:
 
 
 def named(training: Degenerate, report: Report) -> bool:
-    """Return whether the first finding of a report names the cause, or whether a healthy training is healthy."""
+    """Return whether the first finding of a report names the fault.
+
+    For a training run without a fault, return whether the report has neither errors nor warnings.
+    """
     if not training.check:
         return report.healthy
     worst = report.worst_first

@@ -32,7 +32,7 @@ def examine_text(
 ) -> Report:
     """Examine training text, and return what is found. The options are those of `regard train`.
 
-    With `probe`, a model is planned as in training, and one step is run on the worst batch on the device.
+    If `probe` is true, also plan a model as in training, and run one training step on the worst batch on `device`.
     """
     case = Case.of(request_from_options(**options))
     examined = text_report(case, report)

@@ -1,4 +1,4 @@
-"""Plant faults in generated corpora, and measure how many the doctor finds, and how often it is wrong."""
+"""Plant faults in generated corpora, and measure the recall and precision of the doctor's checks."""
 
 import random
 import unicodedata
@@ -35,7 +35,7 @@ def _chosen(corpus: Planted, share: float, rng: random.Random) -> list[int]:
 
 
 def _in_targets(change: Callable[[str], str]) -> Plant:
-    """Return a fault that changes a share of the targets."""
+    """Return a function that plants a fault: it applies `change` to a share of the targets."""
 
     def plant(corpus: Planted, share: float, rng: random.Random) -> Planted:
         target = list(corpus.target)
@@ -216,7 +216,11 @@ def trial(folder: Path, base: str, fault: Fault | None, severity: float, seed: i
 
 @dataclass(frozen=True)
 class Quality:
-    """The results of a check for one planted fault: counts of corpora."""
+    """How well a check finds one kind of planted fault.
+
+    `planted` is the number of corpora with the fault, `found` is the number of these in which the check finds it, and
+    `false` is the number of false alarms in other corpora.
+    """
 
     fault: str
     check: str

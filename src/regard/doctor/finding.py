@@ -28,7 +28,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class Skipped:
-    """A check that was not made, and the reason."""
+    """A check that was not run, and the reason."""
 
     check: str
     why: str

@@ -1,4 +1,4 @@
-"""Align the lines of two texts: find from which line on the lines of one text are shifted against those of the other.
+"""Align the lines of two texts: find the lines at which one text begins to be shifted against the other.
 
 Translations have similar lengths, the same numbers and often the same final punctuation. For every line and every lag,
 the cost of a pair is minus the log-likelihood ratio of these features between a translation and a random pair. The
@@ -26,7 +26,7 @@ _DIGITS = re.compile(r"\d+")
 
 @dataclass(frozen=True)
 class Span:
-    """A span of source lines `first` to `last` (exclusive), to which the target lines `lag` lines later belong."""
+    """Source lines `first` to `last` (exclusive) with the same lag: line i belongs to target line i + `lag`."""
 
     first: int
     last: int
@@ -102,9 +102,9 @@ def _standard(lengths: np.ndarray) -> np.ndarray:
 
 
 def pair_costs(source: Features, target: Features, lags: np.ndarray) -> tuple[np.ndarray, float]:
-    """Return the cost of every source line (rows) with the target line at every lag (columns), and that of chance.
+    """Return the cost of pairing each source line (rows) with the target line at each lag (columns), and a chance cost.
 
-    The cost of chance is the mean cost of random pairs.
+    The chance cost is the mean cost of random pairs.
     """
     ratio = np.log((target.lengths.mean() + SOFT) / (source.lengths.mean() + SOFT))
     count = len(source.lengths)
@@ -129,7 +129,7 @@ def pair_costs(source: Features, target: Features, lags: np.ndarray) -> tuple[np
 
 
 def _ending_gains(source: np.ndarray, target: np.ndarray) -> tuple[float, float]:
-    """Return the log-likelihood ratios of equal and of unequal final punctuation, between translation and chance."""
+    """Return log-likelihood ratios, translation against random pair, of equal and of unequal final punctuation."""
     counts, others = Counter(source.tolist()), Counter(target.tolist())
     chance = sum(counts[mark] * others[mark] for mark in counts) / (len(source) * len(target))
     if chance >= AGREE:
@@ -139,16 +139,19 @@ def _ending_gains(source: np.ndarray, target: np.ndarray) -> tuple[float, float]
 
 
 def _length_cost(residuals: np.ndarray) -> np.ndarray:
-    """Return minus the log-density of residuals: nine tenths normal, a tenth four times as wide."""
+    """Return the negative log-density of residuals under a mixture of two normal distributions.
+
+    The weights are 0.9 and 0.1, and the second standard deviation is four times the first.
+    """
     narrow = 0.9 * np.exp(-0.5 * residuals**2)
     wide = 0.1 / 4 * np.exp(-0.5 * (residuals / 4) ** 2)
     return -np.log(narrow + wide + 1e-3)
 
 
 def cheapest(costs: np.ndarray) -> np.ndarray:
-    """Return for every block of lines the index of its lag in the cheapest sequence. The sequence begins at any lag.
+    """Return the cheapest sequence of lags (Viterbi), as one lag index per block of lines.
 
-    To begin at another lag than 0 costs as much as a change.
+    Every change of the lag costs `CHANGE`, and so does a first lag other than 0.
     """
     starts = np.arange(0, len(costs), BLOCK)
     blocks = np.add.reduceat(costs, starts, axis=0)
@@ -168,7 +171,7 @@ def cheapest(costs: np.ndarray) -> np.ndarray:
 
 
 def plausible(chosen: np.ndarray, costs: np.ndarray, chance: float) -> np.ndarray:
-    """Replace a lag by 0 where it is hardly better than chance, as in a text whose lines are unrelated."""
+    """Set a lag to 0 if its cost is hardly below the chance cost, which means that the lines are unrelated."""
     kept = chosen.copy()
     for lag in np.unique(chosen[chosen != 0]):
         lines = np.repeat(chosen == lag, BLOCK)[: len(costs)]
@@ -178,7 +181,7 @@ def plausible(chosen: np.ndarray, costs: np.ndarray, chance: float) -> np.ndarra
 
 
 def _refined(gains: np.ndarray, near: int, reach: int = 10 * BLOCK) -> int:
-    """Return the line at which to change the lag. `gains` is by how much the later lag is cheaper at each line."""
+    """Return the line at which the lag changes. `gains` is the cost of the later lag minus that of the earlier one."""
     first, last = max(0, near - reach), min(len(gains), near + reach)
     before = np.concatenate([[0.0], np.cumsum(gains[first:last])])
     return first + int(before.argmin())

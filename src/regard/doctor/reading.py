@@ -1,4 +1,4 @@
-"""Read training text tolerantly: lines that are no valid text are recorded and replaced, not refused."""
+"""Read training text tolerantly: invalid lines are recorded and replaced instead of raising an error."""
 
 import json
 import re
@@ -30,7 +30,7 @@ RECORDED = 1000  # number of faulty lines of a file that are recorded
 
 @dataclass
 class TextFile:
-    """The lines of a text file, and what is wrong with its bytes."""
+    """The lines of a text file, and the problems of its bytes."""
 
     path: str
     lines: list[str] = field(default_factory=list)
@@ -44,7 +44,7 @@ class TextFile:
 
 @dataclass
 class Part:
-    """The examples of one corpus: equally named columns, whose texts come from one file or from two parallel files."""
+    """The examples of one corpus, as columns of texts. `files` is one file, or the two files of a parallel corpus."""
 
     files: tuple[str, ...]
     columns: dict[str, list[str]]  # may be of unequal length if the files are
@@ -85,7 +85,7 @@ class Examples:
 
     @property
     def examined(self) -> str:
-        """A sentence with the part of the text that is examined; an empty string if it is the whole text."""
+        """A sentence that states which part of the text is examined, or an empty string if it is the whole text."""
         cut = [file for file in self.files if file.count > len(file.lines) and not file.broken]
         names = " and ".join(dict.fromkeys(file.path for file in cut))
         return f"only the first {MOST:,} lines of {names} are examined" if cut else ""
@@ -233,7 +233,7 @@ def _table(
 
 
 def _parsed(file: TextFile, names: tuple[str, ...], parse: Callable[[str], tuple[str, ...]], skip: int = 0) -> Part:
-    """Return the examples that `parse` finds in the lines of a file; a line that it refuses is malformed."""
+    """Return the examples in the lines of a file. Lines for which `parse` raises an error are listed as malformed."""
     records, numbers, malformed = list[tuple[str, ...]](), list[int](), list[tuple[int, str]]()
     for number, line in enumerate(file.lines[skip:], skip + 1):
         try:

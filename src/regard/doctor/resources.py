@@ -21,7 +21,7 @@ def available_memory(device: torch.device) -> int:
 
 
 def _limits() -> Iterator[float]:
-    """Yield the available memory of the system, and the rest of the limit of the control group."""
+    """Yield the available memory of the system, and the memory left under the limit of the control group (cgroup)."""
     with_default = float("inf")
     try:
         rows = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())

@@ -40,7 +40,7 @@ class Outputs:
 
 @dataclass
 class RunRecord:
-    """A training run, as its folder shows it. The model is loaded only if a check needs its outputs."""
+    """A training run, read from the files in its folder. The model is loaded only if a check needs its outputs."""
 
     folder: RunFolder
     recipe: Recipe
@@ -64,7 +64,7 @@ class RunRecord:
         return [event for event in self.events if event["event"] == kind]
 
     def curve(self, kind: str, name: str) -> list[tuple[int, float]]:
-        """Return (step, value) of all events of a kind that have a finite number of this name."""
+        """Return (step, value) for all events of a kind in which the field `name` is a finite number."""
         return [(event["step"], float(event[name])) for event in self.of_kind(kind) if is_number(event.get(name))]
 
     @cached_property
@@ -150,7 +150,7 @@ class RunRecord:
 
     @cached_property
     def outputs(self) -> Outputs | None:
-        """The outputs for the first validation examples. None for a language model, without weights or examples."""
+        """The model's outputs for the first validation examples. None without examples, and for a language model."""
         records, model = self._held_out, self.model
         if records is None or model is None or not self.examples or self.objective_model == "language_model":
             return None
@@ -174,7 +174,10 @@ class RunRecord:
         return None if self.data is None else held_out(self.recipe, self.data)
 
     def source_gain(self) -> tuple[float, float] | None:
-        """Return the validation loss with the own sources, and with those of other examples; None if there are none."""
+        """Return the validation losses with the right sources and with sources of other examples, or None.
+
+        The result is None if there is no model or too little validation text, or if the model does not read a source.
+        """
         records, model = self._held_out, self.model
         if records is None or model is None or self.objective_model != "sequence_to_sequence":
             return None
@@ -196,7 +199,7 @@ class Symptom:
 
 
 def read_log(path: Path) -> list[Event]:
-    """Return the events in log.jsonl. Lines that are no events, such as a last line cut by a kill, are left out."""
+    """Return the events in log.jsonl. Invalid lines, such as an incomplete last line, are skipped."""
     if not path.exists():
         raise DataError(f"{path} is missing; the doctor reads a run from its log")
     events = list[Event]()

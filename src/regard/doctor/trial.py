@@ -68,7 +68,8 @@ class Trial:
     def worst(self, tokens: int) -> list[tuple[Item, Worst]]:
         """Return the batches of the first epoch that may need the most memory, with `tokens` tokens per batch.
 
-        The first one needs the most by an estimate. The second one, if it is another, has the longest example.
+        The first one needs the most memory according to an estimate. The second one is the batch with the longest
+        example, if that is another batch.
         """
         loader = self.loader(tokens)
         plan = loader.plan(0)
@@ -171,7 +172,7 @@ class Trial:
 
     @property
     def least(self) -> int:
-        """The smallest token budget: the longest example, or a row of fixed length, must fit into a batch."""
+        """The smallest token budget, in which the longest example (or one row of fixed length) fits into a batch."""
         return max(self.longest, int(getattr(self.trainer.loader.batching, "length", 0)))
 
     def most(self, tokens: int) -> int:
@@ -180,7 +181,7 @@ class Trial:
         return max(tokens, min(MOST * tokens, whole))
 
     def _computed_largest(self, tokens: int, peak: Peak, available: int) -> int | None:
-        """Return the budget at which memory, which grows with the number of positions, reaches its limit."""
+        """Return the largest token budget that should fit if memory is a linear function of the number of positions."""
         assert peak is not None
         half = max(self.least, tokens // 2)
         state = self.state_bytes()
@@ -232,7 +233,10 @@ def batch_sizes(loader: BatchLoader, plan: Plan) -> tuple[np.ndarray, dict[str, 
 
 
 def bisect(fits: Callable[[int], bool], low: int, high: int) -> int:
-    """Return the largest budget from `low`, which fits, to `high`, to within 5 %. Larger budgets are doubled first."""
+    """Return the largest budget that fits between `low`, which is known to fit, and `high`, to within 5 %.
+
+    The budget is doubled until it no longer fits. Then the interval is bisected.
+    """
     while low < high:
         trial = min(high, 2 * low)
         if not fits(trial):

@@ -591,7 +591,7 @@ class FastCompressedAttention(CompressedAttentionModule):
         return y[:, :, early : early + view.T]
 
     def is_regular(self, view: View) -> bool:
-        """Return whether attention is causal with a sink, and every row is a text with a group per `stride` tokens."""
+        """Return whether attention is causal with a sink, and every row is one text with groups of `stride` tokens."""
         mask = view.mask
         whole = mask.start == 0 and mask.q_pos is None and mask.prefix is None and not mask.packed
         keys = -(-(view.T + int(self.inclusive)) // self.stride)

@@ -146,7 +146,10 @@ class BeamMask(Mask):
 
 @dataclass(frozen=True, slots=True)
 class BeamView(View):
-    """`View` (mask and sizes) with one batch row per beam. `beams` is the view with one batch row per source."""
+    """`View` (mask and sizes) in which every beam is a batch row, for layers without a shared cache.
+
+    `beams` is the view for layers with a shared cache, in which all beams of a source are in one batch row.
+    """
 
     beams: View | None = None
 

@@ -22,7 +22,7 @@ class Engine(ABC):
     name: ClassVar[str]
 
     def adapted(self, search: Search, warn: Callable[[str], None]) -> Search:  # noqa: ARG002
-        """Return the search of a recipe as this engine performs it, and call `warn` if that is another search."""
+        """Return the search that this engine performs instead of `search`, and call `warn` if the two differ."""
         return search
 
     @abstractmethod

@@ -100,7 +100,7 @@ class Trained:
         )  # type: ignore[reportReturnType]
 
     def identity(self, stored: str) -> dict[str, Any]:
-        """Return the values that identify an export, such as a digest of the weights. A stale export has others."""
+        """Return the values that identify an export, such as a digest of the weights. A stale export has other ones."""
         record = json.dumps(to_record(self.model.spec), sort_keys=True)
         return {
             "format": FORMAT,

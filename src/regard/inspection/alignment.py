@@ -58,9 +58,9 @@ def attention_links(
 ) -> Links:
     """Return one link per target word: to the source word that receives most attention.
 
-    `weights` are those of a decoder that reads bos and then the target; the last columns may be eos. With `query`
-    "output", the attention of a word is that of the step that predicts it (Garg et al. 2019). With "input", it is that
-    of the step that reads it, one step later (shift-attention, Chen et al. 2020).
+    `weights` are those of a decoder that reads bos and then the target; the last columns may be eos. If `query` is
+    "output", the attention of the step that predicts a word is used (Garg et al. 2019). If it is "input", the attention
+    of the next step is used, which reads the word (shift-attention, Chen et al. 2020).
     """
     if not source or not target:
         return frozenset()
@@ -87,8 +87,8 @@ def union(forward: Collection[Link], backward: Collection[Link]) -> Links:
 def grow_diagonal(forward: Collection[Link], backward: Collection[Link]) -> Links:
     """Return the grow-diag symmetrisation (Koehn et al. 2003) of two alignments.
 
-    Begin with the intersection. While links are added, add each link of the union that is beside an accepted link,
-    also diagonally, if its source word or its target word has no link yet.
+    Begin with the intersection. Then repeatedly add links of the union that are horizontal, vertical or diagonal
+    neighbours of an accepted link, if their source word or their target word has no link yet.
     """
     accepted, candidates = set(intersection(forward, backward)), sorted(union(forward, backward))
     grown = True

@@ -43,7 +43,10 @@ def contrast(
 
 @contextmanager
 def recorded_embeddings(model: LanguageModel) -> Iterator[dict[str, Tensor]]:
-    """Context manager that makes the embeddings of a pass leaves of the graph, and collects them by side."""
+    """Context manager that yields a dict of the embeddings of each forward pass, keyed by side.
+
+    The embeddings are detached and become leaves of the autograd graph, so that their gradients can be computed.
+    """
     embeddings: dict[str, Tensor] = {}
     original = model.embed
 
@@ -57,7 +60,7 @@ def recorded_embeddings(model: LanguageModel) -> Iterator[dict[str, Tensor]]:
 
 @contextmanager
 def true_gradients(model: LanguageModel) -> Iterator[None]:
-    """Context manager in which the gradients of ConvS2S are not scaled, as they are in training."""
+    """Context manager that disables the gradient scaling of ConvS2S, which is meant for training."""
     with ExitStack() as stack:
         for module in model.modules():
             if isinstance(module, ConvS2SEncoder):

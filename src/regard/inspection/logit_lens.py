@@ -19,7 +19,7 @@ from regard.nn.stacks.base import Stack
 
 @dataclass(frozen=True, slots=True)
 class LensLayer:
-    """The predictions that the head computes from one hidden state: the input of the first layer (0), or layer n."""
+    """The predictions that the head computes from the output of `layer`. Layer 0 is the input of the first layer."""
 
     layer: int
     predictions: tuple[Prediction, ...]

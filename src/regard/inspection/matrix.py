@@ -23,7 +23,7 @@ class Matrix:
 class Axes:
     """The rows and columns of a kind of attention: tokens with their words, or numbered groups.
 
-    `queries` has the first query and the end of the kinds of attention of which only these queries are recorded.
+    `queries` maps a kind of attention to (first, end) if only these queries are recorded.
     """
 
     tokens: Mapping[str, Sequence[str]]

@@ -150,5 +150,5 @@ def _sums(
 
 
 def _visible(weights: Weights) -> Bool[Tensor, "B T S"]:
-    """Return which keys a query may attend to: those with a weight in any head, as masked keys have weights of 0."""
+    """Return which keys each query may attend to: those with a nonzero weight in at least one head."""
     return (weights > 0).any(1)

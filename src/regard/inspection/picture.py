@@ -83,7 +83,7 @@ def grid(
 
 
 def checked_path(path: str | os.PathLike[str]) -> Path:
-    """Return the path of a picture; raise an error if its ending is not that of a picture."""
+    """Return the path of a picture; raise an error if its suffix is not that of a supported format."""
     path = Path(path)
     if path.suffix.lower() not in FORMATS:
         raise SpecError("out", f"{path}: a picture is a {' or '.join(FORMATS)} file; give such a name")
@@ -112,9 +112,10 @@ def _label(
     known: Callable[[str], bool],
     below: bool = False,
 ) -> None:
-    """Write the labels of rows and columns, with font sizes `sizes` (columns, rows), above the matrix or `below` it.
+    """Write the labels of rows and columns, with font sizes `sizes` (columns, rows).
 
-    Labels below a matrix are short, because they are above the next one.
+    Column labels are above the matrix or, if `below` is true, below it. In a grid they are below, and are kept short
+    because of the next matrix.
     """
     labels = [[fit(readable(text, known), SHORT if below else LONG) for text in texts] for texts in (columns, rows)]
     axes.set_xticks(range(len(columns)), labels[0], rotation=90, fontsize=sizes[0], fontfamily=families, **PLAIN)
@@ -125,7 +126,7 @@ def _label(
 
 
 def _write(figure: "Figure", path: Path) -> None:
-    """Write a figure to a file atomically, in the format of its ending."""
+    """Write a figure to a file atomically, in the format of its suffix."""
     import matplotlib as mpl  # noqa: PLC0415  # an extra
 
     form, buffer = path.suffix.lower()[1:], BytesIO()

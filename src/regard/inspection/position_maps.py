@@ -35,8 +35,8 @@ class PositionMap:
 def position_maps(model: Model, positions: int) -> list[PositionMap]:
     """Return the position schemes of a model, for its first `positions` positions.
 
-    A table with fewer positions is returned as it is. A model whose order comes from recurrence, convolution or causal
-    masks alone gives [].
+    A table with fewer positions is returned as it is. The list is empty for a model that perceives token order only
+    through recurrence, convolution or causal masks.
     """
     device = next(model.parameters()).device
     found: list[PositionMap] = []

@@ -1,4 +1,4 @@
-"""The predicted tokens at each position: the probability of the token that is read next, and the alternatives."""
+"""The predicted tokens at each position: the probability of the actual next token, and the alternatives."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

@@ -88,14 +88,14 @@ def least_important(model: Model, importance: Importance, share: float, by_layer
 
 @dataclass(frozen=True)
 class Kept:
-    """The heads, and the groups of heads with common keys and values, that an attention module keeps."""
+    """The heads that an attention module keeps, and the groups of heads (with shared keys and values) that it keeps."""
 
     heads: list[int]
     groups: list[int]
 
 
 def _kept(model: Model, heads: Collection[Head]) -> dict[nn.Module, Kept]:
-    """Return what each attention module keeps that loses some of the given heads."""
+    """Return, for each attention module that loses some of the given heads, the heads that it keeps."""
     check_heads(model, heads)
     removed: dict[tuple[str, int], set[int]] = {}
     for kind, layer, head in heads:
@@ -120,7 +120,10 @@ def _kept(model: Model, heads: Collection[Head]) -> dict[nn.Module, Kept]:
 
 
 def _groups(module: nn.Module, where: str) -> tuple[int, int]:
-    """Return the number of key-value heads and the number of heads for each, or refuse to prune the module."""
+    """Return the number of key-value heads, and the number of query heads that share each of them.
+
+    Raise SpecError if the heads of the module cannot be pruned.
+    """
     if not isinstance(module, AttentionModule):
         kind = type(module).__name__.removesuffix("Module")
         raise SpecError("heads", f"{where} is {kind}; only heads of self_attention and cross_attention can be pruned")
@@ -137,7 +140,7 @@ def _projections(module: AttentionModule) -> dict[str, Any]:
 
 
 class StackPruner:
-    """Remove heads from the encoder or decoder: compute its new spec, and change `weights` of the model in place."""
+    """Removes heads from the encoder or decoder: computes its new spec, and changes `weights` of the model in place."""
 
     def __init__(self, model: Model, side: str, kept: Mapping[nn.Module, Kept], weights: dict[str, Tensor]) -> None:
         spec = getattr(model.spec, side, None)
@@ -164,7 +167,7 @@ class StackPruner:
         return replace(self.spec, pattern=pattern, position=position)
 
     def block(self, block: Block, built: nn.Module) -> Block:
-        """Return the new spec of a block. Its attention specs are in the order of the modules that they built."""
+        """Return the new spec of a block. `built` is the module built from the old block."""
         modules = iter([module for module in built.modules() if isinstance(module, AttentionModule)])
 
         def smaller(branch: BranchSpec) -> BranchSpec:

@@ -47,10 +47,10 @@ class Recording:
     `attention["decoder.cross"][n]` is (heads, queries, keys) of layer `layers["decoder.cross"][n]`.
     `routing["encoder.experts"]` has the chosen experts, and `routing["encoder.memory"]` the chosen product keys.
     `states["decoder"]` are the input of the first layer and the outputs of all layers, and `norms` their L2 norms.
-    `predictions` has the distribution of the next token at every position, and `logit_lens` the same for every layer.
-    The states of a ByteNet encoder include the columns after the source, and those of a funnel are fewer than tokens.
-    If only some queries are recorded, `queries["decoder.cross"]` is (first, last + 1).
-    `notes` has a sentence for each thing that could not be recorded.
+    `predictions` has the distribution of the next token at every position, and `logit_lens` has it for every layer. The
+    states of a ByteNet encoder include the positions after the source; a funnel has fewer states than tokens. If only
+    some queries are recorded, `queries["decoder.cross"]` is (first, last + 1). `notes` has a sentence for each thing
+    that could not be recorded.
     """
 
     tokens: Mapping[str, Sequence[str]]
@@ -82,11 +82,11 @@ class Recording:
 
     @property
     def axes(self) -> Axes:
-        """The tokens and words that the rows and columns of attention stand for."""
+        """The tokens and words to which the rows and columns of attention matrices belong."""
         return Axes(self.tokens, self.words, self.queries)
 
     def to_words(self) -> "Recording":
-        """Return the attention between words instead of tokens: a recording of attention whose tokens are words."""
+        """Return a recording of the attention between words. Its tokens are words, and it has nothing else."""
         return Recording(
             tokens={side: joined(tokens, self.words[side]) for side, tokens in self.tokens.items()},
             words={side: list(range(words[-1] + 1)) for side, words in self.words.items()},
@@ -103,7 +103,7 @@ class Recording:
         )
 
     def _word_range(self, kind: str) -> tuple[int, int]:
-        """Return the index of the first word whose queries are recorded, and that after the last."""
+        """Return (first, end): the range of the words whose queries are recorded."""
         words = self.words[kind.partition(".")[0]][slice(*self.queries[kind])]
         return words[0], words[-1] + 1
 
@@ -125,7 +125,7 @@ class Recording:
         head: int | None = None,
         words: bool = False,
     ) -> None:
-        """Write attention to a PNG or SVG picture, or the recording to a JSON file, as the ending of `path` names.
+        """Write attention to a PNG or SVG picture, or the recording to a JSON file, depending on the suffix of `path`.
 
         `kind`, by default the last one, and `layer` select the attention. A picture has one matrix if a layer and a
         head are given, and otherwise a grid: a row per layer, a column per head. Pictures need matplotlib. A JSON file
@@ -163,8 +163,8 @@ def record(  # noqa: PLR0913  # the parts of one recording
 ) -> Recording:
     """Return the recording of one row of a batch, without its padding. The outputs of the model do not change.
 
-    `tokenizers` ("source" and "target", or one of any name) give tokens and words their texts; without them, tokens are
-    named by their ids. `labels` are the names of the classes of a classifier. `keep` selects parts: "attention",
+    `tokenizers` ("source" and "target", or one under any name) convert ids to tokens and words; without them, the ids
+    themselves are shown. `labels` are the names of the classes of a classifier. `keep` selects parts: "attention",
     "routing", "states", "norms", "predictions", "logit_lens", or kinds of attention such as "decoder.cross". `layers`
     selects layers of attention and routing, counted from 0. `queries` selects the tokens whose attention is recorded,
     such as slice(-10, None) for the last 10. Above `limit` bytes of weights and states, an error is raised before they

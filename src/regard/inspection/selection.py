@@ -17,7 +17,10 @@ LIMIT = 2**30  # bytes
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """The parts of a recording to store: `parts` of `PARTS`; kinds, layers and queries of attention (None: all)."""
+    """What a recording stores. `parts` are names from `PARTS`.
+
+    `kinds`, `layers` and `queries` restrict the attention that is stored; None means no restriction.
+    """
 
     parts: frozenset[str]
     kinds: frozenset[str] | None = None
@@ -26,9 +29,10 @@ class Selection:
 
     @classmethod
     def of(cls, keep: Iterable[str] | None, layers: Iterable[int] | None, queries: slice | None = None) -> "Selection":
-        """Return the selection for a list of parts and kinds of attention, layers of attention (from 0), and queries.
+        """Return the selection for the arguments `keep`, `layers` (counted from 0) and `queries` of `record`.
 
-        A kind such as "decoder.cross" selects only the attention of this kind. If `keep` is None, all is stored.
+        A kind such as "decoder.cross" in `keep` selects only the attention of this kind. If `keep` is None, all parts
+        are stored.
         """
         names = PARTS if keep is None else (keep,) if isinstance(keep, str) else tuple(keep)
         for name in names:
@@ -78,10 +82,10 @@ def _bytes(number: int) -> str:
 
 @dataclass
 class SelectiveTrace(Trace):
-    """Trace of the selected layers only. It refuses weights above the memory limit before they are computed.
+    """Trace of the selected layers only. It raises an error before weights above the memory limit are computed.
 
     `layers["decoder.cross"]` has the layer number of each entry of `weights["decoder.cross"]`, counted from 0 over the
-    layers that have this kind of attention. For routing, likewise.
+    layers that have this kind of attention. The entries of `routes` are numbered in the same way.
     """
 
     selection: Selection

@@ -81,9 +81,9 @@ def _inspect(
     body: bytes,
     left: Callable[[], bool],
 ) -> JSONResponse:
-    """Answer one request of the page. Every problem is one sentence under the key `error`.
+    """Answer one request of the page. An error is returned as one sentence under the key `error`.
 
-    A request that waits gives up its place when `left` becomes true.
+    `left()` is true if the client has closed the connection. A waiting request is then dropped.
     """
     try:
         record = json.loads(body)

@@ -1,4 +1,4 @@
-"""The input of a model for one request of the lens: the text, and the output that the model writes or is given."""
+"""The input of a model for one request of the lens: the text, and the output, which is generated or given."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -55,7 +55,10 @@ def beam_search(run: "TrainedModel", beam: int | None) -> Beam:
 def decode(
     run: "TrainedModel", text: str, beam: int | None, forced: Sequence[int], max_len: int | None, warn: Warn
 ) -> Read:
-    """Translate or continue a text. The output begins with the tokens `forced`, and is that of `run.translate`."""
+    """Translate or continue a text by beam search.
+
+    `forced` is a prefix of the output, as token ids. A translation equals that of `run.translate` with the same prefix.
+    """
     check_ids(run, forced)
     texts, spec = ensemble([run], warn), beam_search(run, beam)
     first, limits = _input(run, text, max(max_len or NEW, len(forced) + 1), warn)

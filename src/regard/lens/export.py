@@ -53,19 +53,22 @@ def html(data: Mapping[str, Any]) -> str:
 
 
 def safe_json(data: Mapping[str, Any]) -> str:
-    """Return JSON that can stand in a script element: without `<`, so that no text ends the element."""
+    """Return JSON that is safe inside a script element: `<` is escaped, so that no text can close the element."""
     return json.dumps(data, allow_nan=False).replace("<", "\\u003c")
 
 
 def bundle() -> str:
-    """Return all modules of the page as one script. Browsers load no modules from files."""
+    """Return all modules of the page as one script, because browsers do not load modules from `file:` addresses."""
     done: dict[str, str] = {}
     _add(FIRST, done)
     return '"use strict";\n' + "".join(done.values())
 
 
 def _add(name: str, done: dict[str, str]) -> None:
-    """Add a module to `done`, after the modules that it imports. Its names stay its own: it becomes a function."""
+    """Add a module to `done`, after the modules that it imports.
+
+    The module is wrapped in a function, so that its variables do not clash with those of other modules.
+    """
     source = (PAGE / f"{name}.js").read_text(encoding="utf-8")
     for _, other in IMPORT.findall(source):
         if other not in done:

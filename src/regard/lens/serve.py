@@ -22,8 +22,9 @@ Report = Callable[[str], None]
 def serve(models: Mapping[str, TrainedModel], port: int, text: str | None, show: bool | None, report: Report) -> None:
     """Serve the lens on loopback until the process is stopped.
 
-    The page shows the first model, beside the second if there are two, with `text` in its form. `show` opens it in a
-    browser; None opens it if there is a screen. The interfaces of `regard serve` are at the same address.
+    The page shows the first model or, if there are two models, both side by side. `text` is the initial input. If
+    `show` is true, the page is opened in a browser. If it is None, the page is opened if there is a screen. The
+    interfaces of `regard serve` are at the same address.
     """
     check_installed()
     names = list(models)

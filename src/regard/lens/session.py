@@ -30,9 +30,9 @@ EXAMPLE = 90  # characters of the text that the page shows first
 class Lens:
     """One trained model for the lens page.
 
-    The lens computes with a copy of the model in its plain form, made for the first request. Switching a head off
-    changes the modules of a model for a while, and the copy keeps other users of the model, such as a server, apart
-    from that. Requests are computed one at a time.
+    The lens computes with a copy of the model, without fused kernels, which is made for the first request. Switching a
+    head off temporarily changes the modules of a model. The copy keeps this change from other users of the model, such
+    as a server. Requests are computed one at a time.
     """
 
     def __init__(self, run: "TrainedModel", name: str) -> None:
@@ -47,7 +47,7 @@ class Lens:
         return replace(self.original, model=model.to(self.original.device).eval())
 
     def describe(self) -> dict[str, Any]:
-        """Return what the page shows before the first answer."""
+        """Return the description of the model that the page shows before the first request."""
         run = self.original
         decodes = run.command != "classify"
         return {
@@ -61,9 +61,10 @@ class Lens:
         }
 
     def inspect(self, request: LensRequest, left: Callable[[], bool] = lambda: False) -> dict[str, Any]:
-        """Return the JSON document for a request: the output of the model, and everything it computed on the way.
+        """Return the JSON document for a request: the output of the model, and all recorded tensors.
 
-        Requests wait for their turn. Raise a DataError if `left` becomes true before: nobody waits for the answer.
+        Requests are computed one at a time. `left()` returns whether the client has closed the connection. If it has, a
+        request that still waits raises a DataError.
         """
         if self.original.command == "translate" and not request.text.strip():
             raise DataError("text: is empty; give at least one word")
@@ -76,7 +77,7 @@ class Lens:
 
     @contextmanager
     def _turn(self, left: Callable[[], bool]) -> Iterator[None]:
-        """Context manager in which no other request is computed."""
+        """Context manager that waits until no other request is computed, and makes later requests wait."""
         while not self._lock.acquire(timeout=LOOK):
             if left():
                 raise DataError("the client has closed the connection")
@@ -86,7 +87,7 @@ class Lens:
             self._lock.release()
 
     def _read(self, request: LensRequest, warnings: list[str]) -> Read:
-        """Return what the model reads: the text, and the output that it writes or is given."""
+        """Return the input of the model: the text, and the output, which is generated or given."""
         run, text, warn = self.run, request.text, warnings.append
         if run.command == "classify":
             if request.forced or request.target is not None:

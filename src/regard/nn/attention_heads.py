@@ -150,8 +150,8 @@ def attention_weights(
 ) -> Float[Tensor, "B H T S"]:
     """Compute the attention weights of `attend` again, without dropout and gradients, to record them in a trace.
 
-    `rows` selects queries; None: all. Their weights are computed without those of the other queries, except with a
-    position scheme whose scores depend on the query.
+    `rows` selects queries (default: all). The weights of other queries are not computed, except with a position scheme
+    whose scores depend on the query.
     """
     with torch.no_grad():
         if rows is None:

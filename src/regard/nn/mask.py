@@ -109,7 +109,7 @@ class View:
         return self.lowered[key]
 
     def with_positions(self, position: Callable[["View"], Terms] | None, by_heads: Any = None) -> "View":
-        """Return a copy with the position terms of `position`. `by_heads` has schemes for other numbers of heads."""
+        """Return a copy with the terms of `position`. `by_heads` has the schemes of layers with other head counts."""
         view = self if position is None else self.with_terms(position(self))
         others = {int(heads): self.with_terms(other(self)) for heads, other in (by_heads or {}).items()}
         return replace(view, by_heads=others) if others else view

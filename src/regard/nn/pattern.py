@@ -55,7 +55,7 @@ class AttentionPattern(Spec):
 
     @property
     def needs_order(self) -> bool:
-        """True if `tiles` finds hidden tiles only where positions increase by 1, along a row or a text of it."""
+        """True if `tiles` hides tiles only where positions increase by 1 (along a row, or a text of a packed row)."""
         return False
 
     @abstractmethod

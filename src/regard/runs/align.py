@@ -68,10 +68,10 @@ def align(  # noqa: PLR0913  # the options of the command
 
     Each target word is linked to the source word that receives most of its attention, averaged over the heads of a
     `layer` (from 0, or "mean" for all layers). The default is the last but one, which aligns best according to Garg et
-    al. 2019, or the last of fewer than three layers. `query` "output" reads the attention when the word is predicted,
-    and "input" when it is read, one step later. Words are separated by white space. `reverse` is a translator in the
-    other direction: its alignments are symmetrised with those of `run` by `symmetrise` (default: "grow-diag"). `gold`
-    is a file of reference alignments.
+    al. 2019, or the last of fewer than three layers. If `query` is "output", the attention of the step that predicts a
+    word is used. If it is "input", the attention of the next step is used, which reads the word. Words are separated by
+    white space. `reverse` is a translator in the other direction: its alignments are symmetrised with those of `run` by
+    `symmetrise` (default: "grow-diag"). `gold` is a file of reference alignments.
     """
     if symmetrise is not None and reverse is None:
         raise SpecError("--symmetrise", "needs a model of the other direction; give --reverse, or leave it out")

@@ -36,8 +36,9 @@ class Contrast:
 def contrast(run: TrainedModel | str | Path, text: str, word: str, foil: str, prefix: str = "") -> Contrast:
     """Return how much each input token favours `word` over `foil` as the next word (gradient x input).
 
-    A translation model reads `text` as its source, and its output so far is `prefix`. A language model reads `text`.
-    Both words are represented by the first subwords in which they differ; the model has read what is before these.
+    A translation model reads `text` as its source, and its output so far is `prefix`. A language model reads `text`. If
+    the words have several subwords, the first subwords in which they differ are compared. The subwords before these are
+    appended to the input.
     """
     run = run if isinstance(run, TrainedModel) else load(run)
     model = run.model

@@ -105,8 +105,8 @@ def inspect(
     `target`, by default the model's own translation of the text. `top` is the number of alternatives at each position.
     `keep` selects parts ("attention", "routing", "states", "norms", "predictions", "logit_lens") or kinds of attention,
     such as "decoder.cross". `layers` selects layers of attention and routing, counted from 0. `queries` selects the
-    tokens whose attention is recorded, such as slice(-10, None) for the last 10. By default, everything is recorded. A
-    recording whose weights and states need more than `limit` bytes is refused before they are allocated.
+    tokens whose attention is recorded, such as slice(-10, None) for the last 10. By default, everything is recorded. If
+    weights and states need more than `limit` bytes, an error is raised before they are allocated.
     """
     loaded = load_one(run, "inspect", **options)
     labels = loaded.objective.labels if loaded.objective.labelled else ()

@@ -1,7 +1,7 @@
 """A list of the training runs in a folder: state, progress, best score, time left, size and time of each.
 
-Only small files are read: the log, the recipe and the job of a run. A damaged or partly written file leaves fields
-empty, so that a list can be made while training writes.
+Only small files are read: the log, the recipe and the job of a run. If a file is damaged or partly written, fields are
+left empty, so that runs can be listed during training.
 """
 
 import json
@@ -92,7 +92,7 @@ def plot_runs(runs: Sequence[ListedRun], path: str | Path) -> None:
 
 
 def run_folders(root: Path) -> Iterator[Path]:
-    """Yield the folders of training runs in `root`, which may be one itself. Links are not followed."""
+    """Yield the folders of training runs in `root` (or `root` itself, if it is one). Links are not followed."""
     for path, folders, files in os.walk(root):
         if {"request.json", "asked.json", "recipe.json"} & set(files) or _job(Path(path), files):
             folders.clear()

@@ -26,7 +26,8 @@ LINES = 10_000  # lines per shard
 def node_task(task: Task, device: str, threads: int | None) -> Task:
     """Return a task for jobs on other machines: absolute paths, the state of the weights, the device and the threads.
 
-    The state of the weights (names, sizes and times of the files) makes the outputs of earlier weights unusable.
+    The state of the weights consists of the names, sizes and times of the files. If the weights change, stored outputs
+    of the earlier weights are not used.
     """
     runs = [Path(run).absolute() for run in task["runs"]]
     weights = [

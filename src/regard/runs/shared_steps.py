@@ -1,4 +1,4 @@
-"""Divide the batches of a training step among several processes, so that a step has as many tokens as in one."""
+"""Divide the batches of a training step among several processes, and keep the number of tokens per step."""
 
 import math
 from collections.abc import Callable

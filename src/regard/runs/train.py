@@ -205,7 +205,7 @@ def _resume(folder: RunFolder, options: TrainingOptions, group: Group) -> tuple[
 
 
 def _recovered(folder: RunFolder, group: Group) -> Recovery | None:
-    """Read the checkpoint to resume while the other ranks wait, which then read it, too."""
+    """Read the checkpoint from which to resume, on rank 0. The other ranks wait, and then read it themselves."""
     found: list[Recovery | None] = []
 
     def read() -> str:
@@ -217,7 +217,7 @@ def _recovered(folder: RunFolder, group: Group) -> Recovery | None:
 
 
 def _follow(folder: RunFolder, options: TrainingOptions, group: Group) -> tuple[TrainedModel, Outcome]:
-    """Train with rank 0, which has the lock of the folder and decides what is done."""
+    """Train on a rank other than 0. Rank 0 has the lock of the folder, and decides whether to start or resume."""
     task = group.alone(lambda: START)  # the value of rank 0
     if not folder.request.exists() and not folder.recipe.exists():
         if group.failed_elsewhere(CLEARED):

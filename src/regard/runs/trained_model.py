@@ -303,10 +303,9 @@ class TrainedModel:
         """Return what the model computes for a text: attention, routing, hidden states, predictions and logit lens.
 
         The decoder of a translation model reads `target`, by default the model's own translation of the text. `top` is
-        the number of alternatives at each position. `keep` selects parts, such as "decoder.cross" or "predictions", and
-        `layers` selects layers of attention (from 0), and `queries` the tokens whose attention is recorded, by default
-        everything. A recording whose weights and states need
-        more than `limit` bytes is refused.
+        the number of alternatives at each position. `keep` selects parts, such as "decoder.cross" or "predictions".
+        `layers` selects layers of attention, counted from 0. `queries` selects the tokens whose attention is recorded.
+        By default, everything is recorded. If weights and states need more than `limit` bytes, an error is raised.
         """
         from regard.runs.inspect import inspect  # noqa: PLC0415  # it imports this module
 

@@ -36,9 +36,10 @@ def create_app(
 ) -> FastAPI:
     """Return the application that serves `models`, a mapping from the names in requests to trained models.
 
-    `engines` maps names to the engines of models that the native engine does not compute (`TrainedModel.engine`).
-    `app.state.service` is the `Service`, with the models and their schedulers. Add routes with `app.include_router`;
-    they compute with `service.models[name].call(function)`, and errors of regard become answers with one sentence.
+    `engines` maps names of models to their inference engines (see `TrainedModel.engine`). Other models use the native
+    engine. `app.state.service` is the `Service`, with the models and their schedulers. Add routes with
+    `app.include_router`; they compute with `service.models[name].call(function)`, and errors of regard become answers
+    with one sentence.
     """
     settings = settings or Settings()
     service = Service(models, settings, engines)

@@ -171,7 +171,7 @@ class Choice:
 
 
 def _begun(text: str, stops: Sequence[str]) -> int:
-    """Return the length of the longest end of `text` with which a stop text begins."""
+    """Return the length of the longest suffix of `text` that is the beginning of a stop text."""
     lengths = (n for stop in stops for n in range(min(len(stop) - 1, len(text)), 0, -1) if text.endswith(stop[:n]))
     return max(lengths, default=0)
 
@@ -218,7 +218,7 @@ class Completion:
 
 
 def refuse(warning: str) -> None:
-    """Raise DataError for a prompt that the model would not read as a whole."""
+    """Raise DataError if a prompt is so long that the model would read only a part of it."""
     raise DataError(warning)
 
 

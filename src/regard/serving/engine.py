@@ -1,4 +1,4 @@
-"""The engine that decodes the texts of all requests together, and what it runs in the scheduler's thread."""
+"""The engine that decodes the texts of all requests together, and the functions that the scheduler's thread runs."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -123,7 +123,7 @@ class BatchRunner:
         yield
 
     def _find(self, rows: Sequence[Row], tasks: Sequence[Decode]) -> Iterator[None]:
-        """Decode with an engine that takes whole batches with one length limit and one set of constraints."""
+        """Decode with an engine that needs the same length limit and the same constraints for all rows of a batch."""
         groups: dict[Any, list[int]] = {}
         for index, task in enumerate(tasks):
             groups.setdefault((task.limits, task.rules), []).append(index)
@@ -160,9 +160,9 @@ class BatchRunner:
             yield
 
     def _decode_on_device(self, rows: list[Row], job: Job, search: Beam, more: More) -> Iterator[None]:
-        """Decode on the GPU, where waiting rows take the places of finished ones; add these to `rows`.
+        """Decode on the GPU, where waiting rows replace finished rows. The new rows are appended to `rows`.
 
-        The rows that the search on the GPU cannot decode have no result at the end.
+        Rows that cannot be decoded on the GPU have no result when the iterator ends.
         """
 
         def request(row: Row) -> Request:

@@ -50,7 +50,10 @@ def stopping() -> RequestError:
 
 
 def refused(path: str, error: RegardError) -> RequestError:
-    """Return the error for input that the model cannot process: 400 where OpenAI and LibreTranslate do so, or 422."""
+    """Return the error for input that the model cannot process.
+
+    The status is 400 for paths of OpenAI and LibreTranslate, as in their interfaces, and otherwise 422.
+    """
     status = 400 if path.startswith((*OPENAI, *LIBRETRANSLATE)) else 422
     if isinstance(error, RequestError):
         if error.status == 422:
@@ -60,7 +63,7 @@ def refused(path: str, error: RegardError) -> RequestError:
 
 
 def failed(error: BaseException) -> RequestError:
-    """Return the error for a computation that failed for a reason that the client cannot know."""
+    """Return the error for a computation that failed for an internal reason, or because memory ran out."""
     if lacks_memory(error):
         return RequestError(503, "memory ran out; send less text, or use a smaller beam size", code="memory")
     return RequestError(500, "the server failed to compute an answer; its log contains the reason", code="internal")

@@ -55,7 +55,7 @@ def allowed_name(host: str, settings: Settings) -> bool:
 
 
 def right_key(given: str, keys: Iterable[str]) -> bool:
-    """Return whether `given` is one of the API keys. The time does not depend on how much of a key is right."""
+    """Return whether `given` is one of the API keys, compared in constant time."""
     encoded = given.encode("utf-8", "surrogatepass")
     return sum(hmac.compare_digest(encoded, key.encode()) for key in keys) > 0  # unlike `any`, compares with all keys
 
@@ -131,7 +131,7 @@ class Guard:
         raise RequestError(401, message, code="invalid_api_key", headers={"WWW-Authenticate": scheme})
 
     async def read(self, headers: Mapping[str, str], receive: Receive) -> bytes | None:
-        """Return the body, or None if the client leaves before its end; raise RequestError if it is too long."""
+        """Return the body, or None if the client closes the connection early; raise RequestError if it is too long."""
         limit = self.settings.max_body
         error = RequestError(413, f"the request has more than {limit:,} bytes; send less text at a time")
         length = headers.get("content-length", "")
@@ -155,7 +155,7 @@ class Guard:
 
 
 class Replay:
-    """The `receive` of a request whose body was read already: the body in one message, then the other messages."""
+    """ASGI `receive` that replays a request body that was read before, and then passes on all further messages."""
 
     def __init__(self, content: bytes, receive: Receive) -> None:
         self.content: bytes | None = content

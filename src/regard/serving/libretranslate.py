@@ -155,7 +155,7 @@ async def translate(request: Request, service: Serving) -> Translation:
 
 
 def number(value: Any, most: int) -> int:
-    """Return the number of alternatives; raise RequestError if it is no number, or above `most`."""
+    """Return the number of alternatives; raise RequestError if it is not a number, or is above `most`."""
     if isinstance(value, str) and value.isascii() and value.isdigit():
         value = int(value[:9])
     if type(value) is not int or value < 0:
@@ -204,7 +204,8 @@ def rendered(
 ) -> list[list[str]]:
     """Translate the sentences of all texts together. Return every text translated, followed by its alternatives.
 
-    The n-th alternative consists of the n-th best translations of the sentences, as far as the search found as many.
+    The n-th alternative consists of the n-th best translations of the sentences, or the last ones that the search
+    found.
     """
     tokenizer, longest = model.run.tokenizers.get("source", model.run.tokenizer), model.run.recipe.data.longest
 

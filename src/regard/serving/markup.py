@@ -45,7 +45,7 @@ class Tokenizer(HTMLParser):
         self.marks.append((self.getpos(), Token(kind, "", name, translated)))
 
     def parse_html_declaration(self, i: int) -> int:
-        """Read what begins with `<!`. The parent class raises an error for `<![` without one of certain words."""
+        """Parse `<!...`. Parse `<![...` as a comment, because the parent class raises an error for most of these."""
         return self.parse_bogus_comment(i) if self.rawdata.startswith("<![", i) else super().parse_html_declaration(i)
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
@@ -103,7 +103,7 @@ def tokenize(document: str) -> list[Token]:
 
 
 def _hidden(tokens: Sequence[Token]) -> Iterator[Token]:
-    """Yield the tokens; an element that is not translated, with its content, is one token of the kind `other`."""
+    """Yield the tokens, with each untranslated element and its content replaced by one token of the kind `other`."""
     name, depth, raw = "", 0, ""
     for token in tokens:
         if depth:
@@ -126,7 +126,7 @@ def _plain(raw: str) -> str:
 
 @dataclass
 class Unit:
-    """The tokens between two boundaries of blocks: texts that belong together, and inline tags between them."""
+    """Inline text of a document, with the tags in it: the tokens between two boundaries of block elements."""
 
     tokens: list[Token] = field(default_factory=list)
 
@@ -163,7 +163,7 @@ class Unit:
             yield before + html.escape(translate(_plain(token.raw)), quote=False) + after
 
     def _placed(self, translate: Callable[[str], str]) -> str | None:
-        """Return the translation of the whole text, with the tags around the translations of their texts.
+        """Translate the text of the unit as a whole, and put each pair of tags around the translation of its own text.
 
         Return None if an element contains more than one text, or if the translation of its text does not occur in the
         whole translation exactly once.

@@ -141,7 +141,7 @@ async def translate(body: TranslationRequest, request: Request, service: Serving
 
 
 def attention_to(run: TrainedModel, output: Output) -> Attention:
-    """Return the attention weights with which a translation model reads its own output."""
+    """Return the attention weights of a translation model for a source and its own output."""
     batch = batch_of_output(run, output)
     recording = record(run.model, batch, tokenizers=run.tokenizers, keep=["attention"])
     return Attention(recording.tokens, recording.attention)

@@ -197,7 +197,12 @@ class Scheduler:
         self._end(batch.left, error)
 
     def _end(self, left: list[Row], error: BaseException) -> None:
-        """Give rows without a result the error. If another ticket may have caused it, compute them again by ticket."""
+        """Handle rows that have no result at the end of a batch.
+
+        If the batch had rows of several tickets, the rows of each ticket are computed again in a batch of their own,
+        because another ticket may have caused the error. Otherwise, and if a part of an output was already sent, the
+        rows get `error`.
+        """
         tickets = list(dict.fromkeys(row.ticket for row in left if not row.ticket.cancelled))
         for ticket in tickets:
             rows = [row for row in left if row.ticket is ticket]

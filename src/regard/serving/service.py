@@ -82,7 +82,7 @@ class Service:
     def __init__(
         self, models: Mapping[str, TrainedModel], settings: Settings, engines: Mapping[str, Engine] | None = None
     ) -> None:
-        """`engines` are the engines of the models that the native engine does not compute."""
+        """`engines` maps names of models to their inference engines. Other models use the native engine."""
         self.settings, self.metrics = settings, Metrics()
         self.accepted = self.finished = 0  # requests that passed the checks of `Guard`, and those that were answered
         self.models = {name: self._served(name, run, (engines or {}).get(name)) for name, run in models.items()}
@@ -131,7 +131,8 @@ class Service:
     async def compute(self, request: Request, model: ServedModel, function: Callable[[Ticket], Value]) -> Value:
         """Call `function` with a new ticket in a thread, and return its result.
 
-        If the client closes the connection or the time is over, the ticket is cancelled, and its rows are dropped.
+        If the client closes the connection or the time limit is reached, the ticket is cancelled, and its rows are
+        dropped.
         """
         ticket = self.admit(model)
         work = self.start(model, ticket, lambda: function(ticket))
@@ -151,7 +152,7 @@ class Service:
             ticket.cancel(ClientGoneError("the request is over"))
 
     def start(self, model: ServedModel, ticket: Ticket, function: Callable[[], Value]) -> "asyncio.Future[Value]":
-        """Call `function` in a thread. The place of the ticket is free again when the function has returned."""
+        """Call `function` in a thread. The ticket counts towards the queue limit until the function has returned."""
         work = asyncio.get_running_loop().run_in_executor(self.threads, function)
 
         def over(future: "asyncio.Future[Value]") -> None:

@@ -20,7 +20,7 @@ HEADERS = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}  # proxies mu
 
 
 def event(value: Any, name: str | None = None) -> str:
-    """Return a server-sent event with a JSON value, or with a string as it is."""
+    """Return a server-sent event. The data are `value` as JSON, or `value` itself if it is a string."""
     data = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, separators=(",", ":"))
     return (f"event: {name}\n" if name else "") + f"data: {data}\n\n"
 
@@ -28,7 +28,7 @@ def event(value: Any, name: str | None = None) -> str:
 async def pieces(
     service: Service, model: ServedModel, produce: Callable[[Ticket], Iterator[Item]]
 ) -> AsyncIterator[Item]:
-    """Yield what `produce` yields in a thread. If the caller stops, the ticket is cancelled.
+    """Run `produce` in a thread, and yield its items. If the caller stops, the ticket is cancelled.
 
     The time limit of the server applies to each piece.
     """

@@ -20,7 +20,7 @@ LINE = re.compile(r"^line (\d+): ")
 
 
 def clean(text: Any) -> Any:
-    """Return `text`; raise ValueError for a string with a character that no text may contain."""
+    """Return `text`; raise ValueError for a string with a NUL character or a lone surrogate."""
     if isinstance(text, str):
         if "\0" in text:
             raise ValueError("contains a NUL character (U+0000); remove it")
@@ -30,7 +30,7 @@ def clean(text: Any) -> Any:
 
 
 def listed(texts: Any) -> Any:
-    """Return a list with `texts` as its only element if that is a string."""
+    """Return `texts`, or a list with one element if `texts` is a string."""
     return [texts] if isinstance(texts, str) else texts
 
 
@@ -39,7 +39,7 @@ Texts = Annotated[list[Text], BeforeValidator(listed, json_schema_input_type=str
 
 
 class Body(BaseModel):
-    """Base class of the bodies of requests. Fields with other names are refused."""
+    """Base class of request bodies. Unknown fields raise an error."""
 
     model_config = ConfigDict(extra="forbid")  # for the OpenAPI description; `known_fields` has the better message
 

@@ -302,9 +302,10 @@ def _gap(a: Tensor, b: Tensor) -> float:
 
 
 def inspection(subject: Subject) -> None:
-    """Recording changes no bit of the outputs; recorded weights are those used, in one pass, by step and in fast form.
+    """Recording changes no bit of the outputs, and recorded weights equal the weights that attention uses.
 
-    Weights sum to one or zero. All layers with attention or experts, and the hidden states of all layers, are recorded.
+    This holds in one pass, in decoding step by step, and with fused kernels. Weights sum to one or zero. All layers
+    with attention or experts, and the hidden states of all layers, are recorded.
     """
     model, batch = subject.model(), subject.collate(subject.examples(3))
     trace, used = _recorded(model, batch)

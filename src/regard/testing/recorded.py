@@ -46,8 +46,8 @@ def used_weights() -> Iterator[list[Float[Tensor, "B H T _S"]]]:
 def by_entry(used: Sequence[Tensor], entries: int) -> list[Tensor]:
     """Return the used weights of every entry of a trace.
 
-    A recurrent decoder attends in several steps, and its trace has the weights of all steps as one entry: then the used
-    weights of step n are followed by those of step n + 1, and their keys may be more.
+    A recurrent decoder attends step by step, and its trace has one entry for all steps. For such an entry, the weights
+    of the steps are concatenated along the queries, with 0 for keys that a step does not have.
     """
     if entries == 0 or len(used) % entries:
         return list(used)

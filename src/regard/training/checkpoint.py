@@ -178,10 +178,10 @@ class RunFolder:
         return read_tensors(paths["weights"]), read_tensors(paths["trainer"])
 
     def prune(self, keep: Iterable[int], latest: int, resumable: int = 1) -> None:
-        """Delete all checkpoints except the last `resumable` ones up to the step `latest`.
+        """Delete old checkpoints. The last `resumable` ones up to the step `latest` are kept as a whole.
 
-        Of the deleted checkpoints, the weights of the steps `keep` remain, and the weights that the other checkpoints
-        need when training resumes from them.
+        The weights of the steps `keep` and `latest` are also kept. So are the weights to which the kept checkpoints
+        refer, because training needs them after it resumes.
         """
         states = [step for step in self.checkpoints() if step <= latest][-resumable:]
         kept = {*keep, *states, latest}

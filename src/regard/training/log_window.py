@@ -43,7 +43,7 @@ class LogWindow:
         self.padding += sum(item.padding for item in items)
 
     def unchecked(self) -> Iterator[StepRecord]:
-        """Yield the steps that no earlier call has returned, after waiting for their device."""
+        """Yield the steps since the last call, after waiting until the device has finished them."""
         first, self.checked = self.checked, len(self.results)
         if first == self.checked:
             return

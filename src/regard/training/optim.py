@@ -96,7 +96,8 @@ class Optimizer:
     def load(self, saved: Mapping[str, Tensor], placed: Callable[[Tensor, Tensor], Tensor] = lambda t, _: t) -> None:
         """Load the state of all optimizers, in the format of `state`.
 
-        `placed(tensor, parameter)` returns what this process stores of a whole tensor, if several processes share it.
+        `placed(tensor, parameter)` returns the part of a whole tensor that this process stores, if several processes
+        share it.
         """
         entries = [key.split(".", 2) for key in saved]
         if any(len(entry) < 3 or entry[0] not in self.parts or not entry[1].isdecimal() for entry in entries):
@@ -125,7 +126,10 @@ WHOLE = {"exp_avg", "exp_avg_sq", "momentum_buffer", "variance"}  # entries with
 
 
 def _check_states(states: Mapping[Tensor, Mapping[str, Tensor]]) -> None:
-    """Raise an error if an entry is missing or has the wrong shape. Matrices have equal entries; so have vectors."""
+    """Raise an error if an entry is missing or has the wrong shape.
+
+    All matrices must have the same entries, and so must all vectors.
+    """
     entries: dict[bool, set[str]] = {}
     for parameter, state in states.items():
         entries.setdefault(parameter.ndim > 1, set()).update(state)

@@ -193,7 +193,7 @@ class Trainer:
             ) from None
 
     def lacks_gradients(self) -> bool:
-        """Return whether the loss of the first batch depends on some weights not at all."""
+        """Return whether some weights receive no gradient from the first batch."""
         batch = self.loader.item(self.loader.plan(0), 0).batch.to(self.device)
         self.model.train()
         loss = self.model.loss(batch)
@@ -346,7 +346,7 @@ class Trainer:
                 return
 
     def count_labels(self, item: Item) -> int:
-        """Return the number of labels in the training loss of a batch: target tokens, or source tokens, too."""
+        """Return the number of labels of a batch, including source tokens if the training loss includes them."""
         return item.places - item.padding if self.model.predicts_source else item.labels
 
     def seconds_left(self, step: float) -> float:
@@ -493,7 +493,7 @@ class Trainer:
         self.emit("save")
 
     def wait_for_checkpoint(self) -> None:
-        """Wait until rank 0 has written the last checkpoint; it gives signs of life, however slow the disk is."""
+        """Wait until rank 0 has written the last checkpoint. It sends heartbeats, so a slow disk causes no timeout."""
         self.group.alone(self.saver.wait)
 
     def save_final(self) -> None:

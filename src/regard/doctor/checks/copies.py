@@ -56,7 +56,7 @@ def _equal(text: Examples, pairs: Sequence[tuple[str, ...]], same: list[int], sa
 
 
 def _alike(pairs: Sequence[tuple[str, ...]]) -> bool:
-    """Return whether most words of the pairs that are no copies are common to source and target."""
+    """Return whether source and target have most words in common even in pairs that are not copies."""
     other = [pair for pair in pairs if pair[0] != pair[1] and all(pair)]
     some = other[:: max(1, len(other) // SAMPLED)]
     if not some:

@@ -1,4 +1,4 @@
-"""The encoding of the files: bytes that are no UTF-8, byte-order marks, files that end early."""
+"""The encoding of the files: bytes that are not valid UTF-8, byte-order marks, files that end early."""
 
 from collections.abc import Iterator
 
@@ -8,7 +8,7 @@ from regard.doctor.reading import TextFile
 
 
 def encoding(case: Case) -> Iterator[Finding]:
-    """Find lines that are no UTF-8, files that cannot be read to the end, and byte-order marks."""
+    """Find lines that are not valid UTF-8, files that cannot be read to the end, and byte-order marks."""
     for text in case.texts:
         for file in text.files:
             yield from _of_file(file)

@@ -13,7 +13,7 @@ CONTINUOUS = 0.5  # share of different labels above which they are no classes
 
 
 def labels(case: Case) -> Iterator[Finding]:
-    """Find classes with too few examples, contradictory labels, one class for almost all, and misspelt labels."""
+    """Find classes with too few or almost all of the examples, contradictory labels, and misspelt labels."""
     column = case.train.columns["label"]
     counts = Counter(column)
     rare = sorted(label for label, count in counts.items() if count < RARE)
@@ -64,7 +64,7 @@ def _spelling(counts: Counter[str]) -> Iterator[Finding]:
 
 
 def _noise(case: Case) -> Iterator[Finding]:
-    """Find texts that occur with several labels."""
+    """Find texts that occur several times with different labels."""
     known = defaultdict(Counter)
     pairs = list(zip(case.train.columns["label"], case.train.columns["text"], strict=True))
     for label, text in pairs:

@@ -23,7 +23,7 @@ LEAST = 20  # smallest number of identified texts for a finding
 
 @dataclass
 class Languages:
-    """The languages of a column: the main one, and the examples that are surely in another."""
+    """The main language of a column, and the examples that are almost certainly in another language."""
 
     main: str = ""
     identified: int = 0
@@ -31,7 +31,11 @@ class Languages:
 
 
 def language(case: Case) -> Iterator[Finding]:
-    """Find text in a wrong language: another one than the file name says, than most lines, or than in training."""
+    """Find text that is in the wrong language.
+
+    This can be examples in another language than most, a main language that contradicts the file name, or validation
+    text in another language than the training text.
+    """
     main = dict[str, str]()
     for text in case.texts:
         for position, name in enumerate(case.names):
@@ -100,7 +104,7 @@ def _mixed(text: Examples, name: str, found: Languages) -> Iterator[Finding]:
 
 
 def _misnamed(text: Examples, position: int, name: str, found: Languages) -> Iterator[Finding]:
-    """Compare the main language with the file name, if that ends in the code of a language, such as `train.en.gz`."""
+    """Compare the main language with the language code at the end of the file name, if there is one (`train.en.gz`)."""
     for part in text.parts:
         if position >= len(part.files):
             continue

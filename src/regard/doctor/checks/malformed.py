@@ -1,4 +1,4 @@
-"""The format of the files: lines with another number of columns, lines that are not JSON, lost fields."""
+"""The format of the files: lines with a wrong number of columns, lines that are not JSON, missing fields."""
 
 from collections.abc import Iterator
 
@@ -7,7 +7,7 @@ from regard.doctor.finding import MOST_LINES, SHOWN, Finding, numbered
 
 
 def malformed(case: Case) -> Iterator[Finding]:
-    """Find lines that have not the format of the file. `regard train` refuses such a file."""
+    """Find lines that do not have the format of their file. `regard train` rejects files with such lines."""
     for text in case.texts:
         for part in text.parts:
             if not part.malformed:

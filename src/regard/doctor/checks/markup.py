@@ -1,4 +1,4 @@
-"""Markup, text that was decoded wrongly, and characters that are not visible."""
+"""HTML markup, wrongly decoded text, and invisible characters."""
 
 import re
 import unicodedata
@@ -29,7 +29,7 @@ REPLACEMENT = "\ufffd"
 
 
 def markup(case: Case) -> Iterator[Finding]:
-    """Find HTML tags and entities. Entities that the Moses tokenizer writes for punctuation are usual in its output."""
+    """Find HTML tags and entities. In tokenized text, the entities that the Moses tokenizer writes are allowed."""
     advice = "remove tags and decode entities (Python: html.unescape), in all text that the model will read, too"
     for text in case.texts:
         for name in case.names:
@@ -69,7 +69,7 @@ def is_mojibake(text: str) -> bool:
 
 
 def _decodes(pair: str) -> bool:
-    """Return whether the bytes of a text in Windows-1252 or Latin-1 are the UTF-8 of a letter or a usual sign."""
+    """Return whether the characters, encoded in Windows-1252 or Latin-1, are the UTF-8 of a letter, mark or symbol."""
     for encoding in ("cp1252", "latin-1"):
         try:
             decoded = pair.encode(encoding).decode("utf-8")
@@ -80,7 +80,7 @@ def _decodes(pair: str) -> bool:
 
 
 def controls(case: Case) -> Iterator[Finding]:
-    """Find control characters and other characters without a shape."""
+    """Find control characters and other invisible characters."""
     advice = "remove these characters; some programs end a line at them, which shifts parallel files"
     for text in case.texts:
         for name in case.names:

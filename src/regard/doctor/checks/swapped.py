@@ -17,7 +17,7 @@ LIMIT = 5.0  # largest log-odds of a word
 
 
 def swapped(case: Case) -> Iterator[Finding]:
-    """Find pairs whose source has the words of targets, and whose target has the words of sources."""
+    """Find pairs whose source has words that are typical of targets, and whose target has words typical of sources."""
     odds = _word_odds(case.train)
     for text in case.texts:
         pairs = list(zip(*text.columns.values(), strict=True))

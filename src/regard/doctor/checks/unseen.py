@@ -12,7 +12,7 @@ LEAST = 50  # smallest number of validation examples for a comparison
 
 
 def unseen(case: Case) -> Iterator[Finding]:
-    """Find characters and words of the validation text that the training text lacks."""
+    """Find characters and words of the validation text that do not occur in the training text."""
     if case.valid is None:
         return
     for name in case.names:
@@ -45,7 +45,10 @@ def _characters(case: Case, name: str, known: set[str], valid: Sequence[str]) ->
 
 
 def _words(name: str, train: Sequence[str], valid: Sequence[str]) -> Iterator[Finding]:
-    """Compare the share of unseen words with that of as many training examples that are left out."""
+    """Compare the share of unseen words in the validation text with the share that is usual.
+
+    The usual share is measured on about as many training examples, which are held out from the known words.
+    """
     step = max(2, len(train) // len(valid))
     held_out = {*train[::step]}
     usual = _share({word for text in train if text not in held_out for word in text.split()}, train[::step])

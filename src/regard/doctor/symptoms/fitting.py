@@ -1,4 +1,4 @@
-"""Over- and under-fitting: whether to go on, to stop, or to change dropout or the size of the model."""
+"""Over- and under-fitting: whether to continue, to stop, or to change the dropout rate or the size of the model."""
 
 from collections.abc import Iterator
 from statistics import mean
@@ -12,7 +12,7 @@ LEAST = 3  # smallest number of validations
 
 
 def fitting(run: RunRecord) -> Iterator[Finding]:
-    """Compare the trends of training and validation loss, and advise to go on or to stop."""
+    """Compare the trends of training and validation loss, and advise to continue or to stop."""
     valid = run.valid_loss
     if len(valid) < LEAST:
         return

@@ -1,4 +1,4 @@
-"""The outputs of the model: the same sentence for everything, copies of the source, loops, and no use of the source."""
+"""The outputs of the model: one output for all sources, copies of the source, loops, outputs that ignore the source."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -90,7 +90,7 @@ def _examples(found: Outputs, chosen: list[int]) -> tuple[str, ...]:
 
 
 def endings(run: RunRecord) -> Iterator[Finding]:
-    """Find outputs without an end, and outputs that repeat themselves."""
+    """Find outputs that do not end, and outputs with repetition loops."""
     for sentence in degenerate.warnings(run.scores):
         what, _, advice = sentence.partition("; ")
         level = "warning" if run.step > run.steps / 2 else "note"
@@ -98,7 +98,7 @@ def endings(run: RunRecord) -> Iterator[Finding]:
 
 
 def source_use(run: RunRecord) -> Iterator[Finding]:
-    """Compare the validation loss with the own sources and with those of other examples."""
+    """Compare the validation loss with the right sources and with the sources of other examples."""
     gain = run.source_gain()
     if gain is None:
         return

@@ -33,7 +33,7 @@ def worse_than_baseline(run: RunRecord) -> Iterator[Finding]:
 
 
 def leak(run: RunRecord) -> Iterator[Finding]:
-    """Find validation examples that are in the training text, by their token ids."""
+    """Find validation examples that are in the training text, by comparing token ids."""
     data = run.data
     if data is None or data.valid is None or not data.valid.rows or data.objective.stream:
         return

@@ -11,7 +11,10 @@ from regard.tree import Spec
 
 @runtime_checkable
 class Shared(Protocol):
-    """Interface of descriptions of a module that the layers of a stack share. Equal ones describe the same module."""
+    """Interface of specs for a module that several layers of a stack share.
+
+    Layers whose specs are equal share one module.
+    """
 
     def build(self, site: Site) -> nn.Module:
         """Build the module with the sizes and weight factories of the stack."""

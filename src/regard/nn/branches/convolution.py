@@ -85,7 +85,10 @@ class SharedLightConv(BranchSpec):
 
 @dataclass(frozen=True, slots=True)
 class SharedDynamicConv(BranchSpec):
-    """Dynamic convolution of Wu et al. 2019: `SharedLightConv` with filters g_t W_k, predicted at each position t."""
+    """Dynamic convolution of Wu et al. 2019: `SharedLightConv` with filters predicted at each position.
+
+    The filters at position t are k_t = g_t W_k, where W_k maps d_model to `width` * heads channels.
+    """
 
     kind = "shared_dynamic_conv"
     ordered = True

@@ -130,7 +130,7 @@ class StackSpec(Spec):
 
 
 class Stack(nn.Module):
-    """Abstract base class of stacks. `positions` has position schemes for layers with a different number of heads."""
+    """Abstract base class of stacks. `positions` has the position schemes of layers with other head counts."""
 
     position: PositionTerms | None
     positions: Any  # nn.ModuleDict

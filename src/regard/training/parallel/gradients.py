@@ -42,7 +42,7 @@ class Gradients:
     eager: str | None = None  # why steps are neither compiled nor captured as a CUDA graph
 
     def number(self, batch: int) -> int:
-        """Return the number, among all batches of a step, of the batch that is number `batch` of this rank."""
+        """Return the number, within the whole step, of batch number `batch` of this rank."""
         return self.rank + batch * self.size
 
     def loss(self, function: LossFunction, batch: Batch) -> Loss:
@@ -50,7 +50,7 @@ class Gradients:
         return function(batch)
 
     def sharing(self, last: bool) -> AbstractContextManager[object]:
-        """Return a context for the loss and the backward pass of a batch. `last`: the last of this rank in a step."""
+        """Return a context for the gradient of a batch. `last` is true for the last batch of this rank in a step."""
         del last
         return nullcontext()
 
@@ -63,7 +63,7 @@ class Gradients:
         return model
 
     def replaceable(self, model: Model) -> Model:
-        """Return, on rank 0, a model of this kind whose weights may be replaced, to validate averaged weights."""
+        """Return, on rank 0, a whole model into which averaged weights can be loaded for validation."""
         return model
 
     def load(self, model: Model, weights: Mapping[str, Tensor]) -> None:
@@ -77,7 +77,7 @@ class Gradients:
 
 
 def share(model: Model, spec: TrainSpec, group: Group, plain: bool, unused: Callable[[], bool]) -> Gradients:
-    """Return how the ranks of a group train a model. `unused()` computes whether a parameter receives no gradient."""
+    """Return the `Gradients` for a group of ranks. `unused()` returns whether a parameter receives no gradient."""
     if group.device is None:
         return Gradients()
     if spec.parallel == "shard":
@@ -99,7 +99,7 @@ def check_batches(accumulate: int, group: Group, sharded: bool) -> None:
 
 
 def check_sharding(spec: TrainSpec, device: torch.device) -> None:
-    """Raise an error for a setting with which sharded training would give another result."""
+    """Raise an error for settings whose results would be different with sharded weights."""
     optimizer: OptimizerSpec | None = spec.optimizer
     if optimizer is not None and optimizer.kind != "adamw":
         raise SpecError(

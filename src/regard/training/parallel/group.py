@@ -168,7 +168,7 @@ class ProcessGroup(Group):
         self._wait_until_left(self.timeout)
 
     def _wait_until_left(self, seconds: float) -> None:
-        """On rank 0, which holds the store unless torchrun does, wait until the others have left, or `seconds`."""
+        """If this is rank 0, which may hold the store, wait until all other ranks have left, for at most `seconds`."""
         others, deadline = [f"left/{rank}" for rank in range(1, self.size)], time.monotonic() + seconds
         while self.leads and not self.store.check(others) and time.monotonic() < deadline:
             time.sleep(POLL)
@@ -206,7 +206,7 @@ class ProcessGroup(Group):
 
     @contextmanager
     def beating(self) -> Iterator[None]:
-        """Give signs of life in the background, so that the other ranks wait as long as this process lives."""
+        """Send heartbeats in the background, so that the other ranks wait as long as this process lives."""
         over = threading.Event()
 
         def beat() -> None:
@@ -223,7 +223,7 @@ class ProcessGroup(Group):
             thread.join()
 
     def _awaited(self, key: str) -> str:
-        """Wait for a key in the store, and return its value. Raise an error if another rank has failed or is silent."""
+        """Wait for a key in the store, and return its value. Raise an error if another rank fails or is silent."""
         patience = max(min(self.timeout, SILENT), 3 * BEAT)
         beats, heard, pause = -1, time.monotonic(), POLL
         while not self.store.check([key]):

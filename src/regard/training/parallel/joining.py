@@ -68,7 +68,7 @@ def number_in(variable: str) -> int:
 
 
 def device_of(kind: str, rank: int) -> torch.device:
-    """Return the device of this process: on CUDA, the GPU with the number of the rank on its machine."""
+    """Return the device of this process. On CUDA, this is the GPU whose index is the local rank."""
     if kind == "cpu":
         return torch.device("cpu")
     if kind != "cuda":
@@ -120,7 +120,7 @@ def _wait_for(host: str, port: int, timeout: float) -> None:
 
 
 def meet(store: Store, rank: int, size: int, timeout: float) -> None:
-    """Wait until every process has joined; raise an error that names the missing ones, or a contradiction."""
+    """Wait until every process has joined; raise an error if processes are missing or have contradictory settings."""
     store.set(f"joined/{rank}", json.dumps({"WORLD_SIZE": size, "version of torch": torch.__version__}))
     missing, deadline = list(range(size)), time.monotonic() + timeout
     while missing:

@@ -42,7 +42,7 @@ def gathered(tensors: Tensors, folder: Path, group: Group) -> Iterator[dict[str,
 
 
 def host_copy(tensors: Tensors, folder: Path, group: Group) -> HostCopy | None:
-    """Return a copy of whole tensors in the memory of rank 0, and None on the other ranks, which call this together."""
+    """Return a copy of whole tensors in the memory of rank 0, and None on other ranks. All ranks call this together."""
     with gathered(tensors, folder, group) as whole:
         return HostCopy(whole) if group.leads else None
 
