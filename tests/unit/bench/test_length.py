@@ -35,10 +35,9 @@ def silent(_: str) -> None: ...
 
 
 @pytest.fixture
-def short(monkeypatch: pytest.MonkeyPatch) -> LengthWork:
+def short() -> LengthWork:
     """Sequences of 32, 64 and 128 tokens."""
-    monkeypatch.setattr(bench, "SHORTEST", 32)
-    return replace(WORK, longest=128, rounds=1)
+    return replace(WORK, shortest=32, longest=128, rounds=1)
 
 
 def test_exponent_of_a_power_law_is_exact() -> None:
