@@ -535,7 +535,7 @@ def test_command_answers_all_accepted_requests_after_sigterm(run: Path) -> None:
     assert answers
     assert not others
     assert all(text == expected[index] for index, text in answers)
-    assert f"stopped: {len(answers):,} requests accepted, {len(answers):,} answered" in rest
+    assert f"stopped: {len(answers):,} requests received, {len(answers):,} answered" in rest
 
 
 def test_command_refuses_what_cannot_work(run: Path, tmp_path: Path) -> None:
