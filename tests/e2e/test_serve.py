@@ -342,6 +342,7 @@ def test_pages_of_allowed_origins_may_read_the_answers(models: dict[str, package
         ({"q": "\ud800", "source": "en", "target": "de"}, 400, "surrogate"),
         ({"q": "x" * 100_000, "source": "en", "target": "de"}, 400, "100,000 characters"),
         ({"q": ["x"] * 500, "source": "en", "target": "de"}, 400, "500 texts"),
+        ({"q": "<a " * 600, "source": "en", "target": "de", "format": "html"}, 400, "without an end"),
         ([1, 2], 400, "JSON object"),
     ],
 )
