@@ -204,7 +204,7 @@ def stop_under_load(run: Path, texts: Sequence[str], expected: Sequence[str], cl
         assert process.stderr is not None
         rest = process.stderr.read()
         code = process.wait(60)
-    stopped = re.search(r"stopped: ([\d,]+) requests accepted, ([\d,]+) answered", rest)
+    stopped = re.search(r"stopped: ([\d,]+) requests received, ([\d,]+) answered", rest)
     accepted, answered = (int(text.replace(",", "")) for text in stopped.groups()) if stopped else (-1, -1)
     received = sum(results.statuses.values())
     print(

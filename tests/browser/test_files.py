@@ -26,11 +26,11 @@ def wait_for(path: Path) -> bytes:
     ("tab", "name"),
     [
         ("attention", "heads-decoder.cross"),
-        ("attention", "attention-decoder.cross-2-1"),
+        ("attention", "attention-decoder.cross-1-0"),
         ("beam", "beam-search"),
         ("layers", "logit-lens"),
         ("positions", "sinusoidal-similarity"),
-        ("states", "states-decoder-2"),
+        ("states", "states-decoder-layer-1"),
     ],
 )
 def test_pictures_are_saved_as_svg_and_png(page: Page, downloads: Path, tab: str, name: str) -> None:

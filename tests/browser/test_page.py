@@ -154,6 +154,28 @@ def test_every_view_draws_its_picture(page: Page) -> None:
     assert "%" in page.text("#views .value")
 
 
+def test_layers_and_heads_are_counted_from_0_as_in_the_commands(page: Page) -> None:
+    page.open(link(k="decoder.cross", l="1", h="3"))
+    assert page.text(".picture .title") == "Cross-attention, layer 1, head 3"
+    assert [row.text for row in page.all(".grid .layer")] == ["0", "1"]
+    assert [cell.text for cell in page.all(".grid .row:first-child .number")] == ["0", "1", "2", "3"]
+    labels = {
+        label.partition(", o")[0].lower()
+        for cell in page.all('.grid [data-key^="head:"], .grid [data-switch]')
+        if (label := cell.get_attribute("aria-label"))
+    }
+    assert labels == {f"layer {layer}, head {head}" for layer in range(2) for head in range(4)}
+    page.tab("layers")
+    rows = [text.text for text in page.all("#views svg text") if text.get_attribute("text-anchor") == "end"]
+    assert rows == ["layer 1", "layer 0", "input"]
+    page.tab("states")
+    assert [button.text for button in page.all('[data-key^="step:"]')] == ["input", "0", "1"]
+    titles = " ".join(title.text for title in page.all("#views .title"))
+    assert "Hidden states, layer 1" in titles
+    norms = [text.text for text in page.one("#views svg").find_elements("css selector", "text")]
+    assert {"input", "layer 0", "layer 1"} <= set(norms)
+
+
 def test_the_grid_of_heads_is_used_with_the_keyboard(page: Page) -> None:
     page.open(link(k="decoder.cross", l="0"))
     before = page.score()

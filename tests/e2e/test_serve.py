@@ -342,6 +342,7 @@ def test_pages_of_allowed_origins_may_read_the_answers(models: dict[str, package
         ({"q": "\ud800", "source": "en", "target": "de"}, 400, "surrogate"),
         ({"q": "x" * 100_000, "source": "en", "target": "de"}, 400, "100,000 characters"),
         ({"q": ["x"] * 500, "source": "en", "target": "de"}, 400, "500 texts"),
+        ({"q": "<a " * 600, "source": "en", "target": "de", "format": "html"}, 400, "without an end"),
         ([1, 2], 400, "JSON object"),
     ],
 )
@@ -535,7 +536,7 @@ def test_command_answers_all_accepted_requests_after_sigterm(run: Path) -> None:
     assert answers
     assert not others
     assert all(text == expected[index] for index, text in answers)
-    assert f"stopped: {len(answers):,} requests accepted, {len(answers):,} answered" in rest
+    assert f"stopped: {len(answers):,} requests received, {len(answers):,} answered" in rest
 
 
 def test_command_refuses_what_cannot_work(run: Path, tmp_path: Path) -> None:

@@ -69,6 +69,14 @@ def attention_links(
     return frozenset((int(word), n) for n, word in enumerate(words.argmax(1)))
 
 
+def aligning_layer(depth: int) -> int:
+    """Return the layer of a decoder whose cross-attention aligns best: the last but one (Garg et al. 2019).
+
+    Of fewer than three layers, return the last.
+    """
+    return depth - 2 if depth > 2 else depth - 1
+
+
 def diagonal_links(source: int, target: int) -> Links:
     """Return the links of the diagonal: each target word to the source word at the same relative position."""
     return frozenset((min(source - 1, int((j + 0.5) * source / target)), j) for j in range(target) if source)

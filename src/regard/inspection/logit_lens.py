@@ -19,7 +19,7 @@ from regard.nn.stacks.base import Stack
 
 @dataclass(frozen=True, slots=True)
 class LensLayer:
-    """The predictions that the head computes from the output of `layer`. Layer 0 is the input of the first layer."""
+    """Predictions from a hidden state. State 0 is the input of layer 0, state n the output of layer n - 1."""
 
     layer: int
     predictions: tuple[Prediction, ...]
@@ -67,8 +67,9 @@ def lens_states(
     made, left_out = [], []
     for layer, x in enumerate(states):
         if x.shape[-1] != width:
+            name = f"layer {layer - 1}" if layer else "the input of the first layer"
             left_out.append(
-                f"the logit lens leaves out layer {layer}, whose width {x.shape[-1]} is not the {width} of the last"
+                f"the logit lens leaves out {name}, whose width {x.shape[-1]} is not the {width} of the last"
             )
         elif normed and layer == len(states) - 1:
             made.append((layer, _after_stack(model)(x[None])[0]))

@@ -4,16 +4,17 @@ import asyncio
 import json
 import threading
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from fastapi import APIRouter, Request, Response
-from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import JSONResponse
 
 from regard.errors import RegardError, nearest
-from regard.lens.request import request_from_json
+from regard.lens.request import LensRequest, request_from_json
 from regard.lens.session import Lens
 from regard.runs.trained_model import TrainedModel
+from regard.serving.errors import RequestError
 from regard.serving.service import disconnected
 
 PAGE = Path(__file__).parent / "page"
@@ -26,7 +27,7 @@ HEADERS = {
     "Referrer-Policy": "no-referrer",
     "Cache-Control": "no-cache",
 }
-WAITING = 8  # requests for one model that may wait for their turn
+WAITING = 8  # requests for one model that may wait or run
 BODY = 1 << 18  # bytes of a request
 GONE = 499  # status of a request whose client left; nobody receives it
 
@@ -37,11 +38,16 @@ def files() -> dict[str, tuple[bytes, str]]:
     return {path.relative_to(PAGE).as_posix(): (path.read_bytes(), TYPES[path.suffix]) for path in listed}
 
 
-def router(models: Mapping[str, TrainedModel]) -> APIRouter:
-    """Return the routes of the lens for named models: the page at `/`, its files, and its requests."""
+def router(models: Mapping[str, TrainedModel], timeout: float = 60.0) -> APIRouter:
+    """Return the routes of the lens for named models: the page at `/`, its files, and its requests.
+
+    A request that is not answered within `timeout` seconds is refused.
+    """
     routes, page = APIRouter(include_in_schema=False), files()
     lenses = {name: Lens(run, name) for name, run in models.items()}
-    turns = {name: threading.BoundedSemaphore(WAITING) for name in lenses}
+    places = {name: threading.BoundedSemaphore(WAITING) for name in lenses}
+    # Threads of its own, one per place: texts that take long keep no thread from the other routes of a server.
+    threads = ThreadPoolExecutor(WAITING * max(len(lenses), 1), "lens")
 
     @routes.get("/")
     def index() -> Response:
@@ -62,12 +68,23 @@ def router(models: Mapping[str, TrainedModel]) -> APIRouter:
             body += chunk
             if len(body) > BODY:
                 return _refused(413, f"a request has at most {BODY:,} bytes; shorten the text")
-        left = threading.Event()  # the page leaves old requests when a slider moves; they must not delay the new one
-        work = asyncio.ensure_future(run_in_threadpool(_inspect, lenses, turns, body, left.is_set))
+        try:
+            name, wanted = _read(body, lenses)
+        except RequestError as error:
+            return _refused(error.status, error.message)
+        place, left = places[name], threading.Event()
+        if not place.acquire(blocking=False):
+            return _refused(429, "too many requests are waiting for this model; try again", {"Retry-After": "1"})
+        # The page leaves old requests when a slider moves; they must not delay the new one.
+        work = asyncio.get_running_loop().run_in_executor(threads, _inspect, lenses[name], wanted, place, left.is_set)
         gone = asyncio.ensure_future(disconnected(request))
         try:
-            await asyncio.wait({work, gone}, return_when=asyncio.FIRST_COMPLETED)
-            return await work if work.done() else _refused(GONE, "the client has closed the connection")
+            await asyncio.wait({work, gone}, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
+            if work.done():
+                return work.result()
+            if gone.done():
+                return _refused(GONE, "the client has closed the connection")
+            return _refused(503, f"the request was not answered within {timeout:g} seconds; use a shorter text")
         finally:
             left.set()
             gone.cancel()
@@ -75,38 +92,40 @@ def router(models: Mapping[str, TrainedModel]) -> APIRouter:
     return routes
 
 
+def _read(body: bytes, lenses: Mapping[str, Lens]) -> tuple[str, LensRequest]:
+    """Return the name of the model and the request in a body; raise RequestError with one sentence if it is wrong."""
+    try:
+        record = json.loads(body)
+    except (ValueError, RecursionError):
+        raise RequestError(400, "the request is not JSON") from None
+    try:
+        request = request_from_json(record)
+    except RegardError as error:
+        raise RequestError(422, str(error)) from None
+    name = record.get("model", next(iter(lenses)))
+    if not isinstance(name, str) or name not in lenses:
+        raise RequestError(422, f"there is no model {str(name)[:80]!r}; {nearest(str(name)[:80], lenses)}")
+    return name, request
+
+
 def _inspect(
-    lenses: Mapping[str, Lens],
-    turns: Mapping[str, threading.BoundedSemaphore],
-    body: bytes,
-    left: Callable[[], bool],
+    lens: Lens, request: LensRequest, place: threading.BoundedSemaphore, left: Callable[[], bool]
 ) -> JSONResponse:
-    """Answer one request of the page. An error is returned as one sentence under the key `error`.
+    """Answer a request of the page, and release its place. An error is returned as one sentence under the key `error`.
 
     `left()` is true if the client has closed the connection. A waiting request is then dropped.
     """
     try:
-        record = json.loads(body)
-    except (ValueError, RecursionError):
-        return _refused(400, "the request is not JSON")
-    try:
-        request = request_from_json(record)
-        name = record.get("model", next(iter(lenses)))
-        if not isinstance(name, str) or name not in lenses:
-            return _refused(422, f"there is no model {str(name)[:80]!r}; {nearest(str(name)[:80], lenses)}")
-        if not turns[name].acquire(blocking=False):
-            return _refused(429, "too many requests are waiting for this model; try again")
-        try:
-            return JSONResponse(lenses[name].inspect(request, left))
-        finally:
-            turns[name].release()
+        return JSONResponse(lens.inspect(request, left))
     except RegardError as error:
         return _refused(422, str(error))
+    finally:
+        place.release()
 
 
-def _refused(status: int, sentence: str) -> JSONResponse:
+def _refused(status: int, sentence: str, headers: Mapping[str, str] | None = None) -> JSONResponse:
     shown = sentence.encode("utf-8", "backslashreplace").decode()  # a key of the request may hold half a character
-    return JSONResponse({"error": shown}, status)
+    return JSONResponse({"error": shown}, status, headers)
 
 
 def _file(page: Mapping[str, tuple[bytes, str]], path: str) -> Response:

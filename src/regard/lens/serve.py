@@ -43,10 +43,11 @@ def serve(models: Mapping[str, TrainedModel], port: int, text: str | None, show:
 
 
 def add_lens(app: "FastAPI") -> None:
-    """Add the lens to an application of `regard.serving.app.create_app`, with all of its models."""
+    """Add the lens to an application of `regard.serving.app.create_app`, with all of its models and its timeout."""
     from regard.lens.api import router  # noqa: PLC0415  # FastAPI is an optional dependency
 
-    app.include_router(router({name: model.run for name, model in app.state.service.models.items()}))
+    service = app.state.service
+    app.include_router(router({name: model.run for name, model in service.models.items()}, service.settings.timeout))
 
 
 def named(runs: Sequence[TrainedModel]) -> dict[str, TrainedModel]:

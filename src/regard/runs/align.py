@@ -12,6 +12,7 @@ from regard.inspection.alignment import (
     AlignmentScore,
     GoldAlignment,
     Links,
+    aligning_layer,
     alignment_error_rate,
     attention_links,
     diagonal_links,
@@ -158,7 +159,7 @@ def _chosen(layer: int | str | None, names: list[str]) -> str:
     """Return the name of the chosen layer; by default the last but one, or the last of fewer than three layers."""
     layers = names[:-1]
     if layer is None:
-        return layers[-2] if len(layers) > 2 else layers[-1]
+        return layers[aligning_layer(len(layers))]
     if str(layer) not in names:
         raise SpecError("--layer", f"{layer!r} is not one of {', '.join(names)}")
     return str(layer)

@@ -27,6 +27,7 @@ from regard.serving.settings import Settings
 
 _log = logging.getLogger("regard.serving")
 GONE = 499  # status in the metrics if the client left; nobody receives it
+FAILED = 500  # status of the answer to a request whose computation raised an unexpected error
 
 
 def create_app(
@@ -62,12 +63,12 @@ def create_app(
     for router in (operations.router, routes.router, completions.router, libretranslate.router):
         app.include_router(router)
     _handle_errors(app)
-    app.add_middleware(Measured, service=service)
     app.add_middleware(Guard, settings=settings)
     if settings.allow_origins:
         app.add_middleware(
             CORSMiddleware, allow_origins=list(settings.allow_origins), allow_methods=["*"], allow_headers=["*"]
         )
+    app.add_middleware(Measured, service=service)  # outside of the others, to count also what they refuse
     return app
 
 
@@ -123,7 +124,10 @@ def invalid(path: str, error: RequestValidationError) -> RequestError:
 
 
 class Measured:
-    """ASGI middleware that counts requests by route and status, and measures their time."""
+    """ASGI middleware that counts requests by route and status, and measures their time.
+
+    The route of a request that was refused before it was routed is "other".
+    """
 
     def __init__(self, app: ASGIApp, service: Service) -> None:
         self.app, self.service, self.metrics = app, service, service.metrics
@@ -133,8 +137,8 @@ class Measured:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        start, status = time.perf_counter(), 500
-        self.service.accepted += 1
+        start, status = time.perf_counter(), GONE  # without an answer, the client has left
+        self.service.received += 1
 
         async def observe(message: Message) -> None:
             nonlocal status
@@ -144,8 +148,12 @@ class Measured:
 
         try:
             await self.app(scope, receive, observe)
-            self.service.finished += status != GONE
+        except Exception:
+            # Starlette answers outside of all middleware, unless the answer has begun.
+            status = FAILED if status == GONE else status
+            raise
         finally:
+            self.service.answered += status != GONE
             route = getattr(scope.get("route"), "path", "other")  # a path from a request would be a label of its own
             self.metrics.requests.labels(route, str(status)).inc()
             self.metrics.seconds.labels(route).observe(time.perf_counter() - start)

@@ -6,6 +6,7 @@ import binascii
 import hmac
 import ipaddress
 import json
+import socket
 from collections.abc import Iterable, Mapping
 from typing import Any
 from urllib.parse import urlsplit
@@ -16,7 +17,6 @@ from regard.serving.errors import LIBRETRANSLATE, RequestError, body
 from regard.serving.settings import Settings
 
 LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
-WILDCARDS = frozenset({"0.0.0.0", "::", ""})
 OPEN = frozenset({"/health", *LIBRETRANSLATE})  # paths without a key; /translate and /detect check `api_key` themselves
 
 
@@ -29,7 +29,36 @@ def host_of(header: str) -> str | None:
         return None
     if parts.hostname is None or parts.username is not None or parts.path or parts.query or parts.fragment:
         return None
-    return parts.hostname.rstrip(".")
+    return canonical(parts.hostname.rstrip("."))
+
+
+def canonical(host: str) -> str:
+    """Return an address in its shortest form, such as "::1" for "0:0:0:0:0:0:0:1", and a name in lower case."""
+    try:
+        return str(ipaddress.ip_address(host))
+    except ValueError:
+        return host.lower()
+
+
+def is_address(host: str) -> bool:
+    """Return whether `host` is an address and not a name."""
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True
+
+
+def is_wildcard(host: str) -> bool:
+    """Return whether a server that binds to `host` listens on all addresses, as with "0.0.0.0", "::", "::0" or "0"."""
+    flags = socket.AI_PASSIVE | socket.AI_NUMERICHOST  # as the server binds, but without asking a name server
+    try:
+        found = socket.getaddrinfo(host or None, 0, type=socket.SOCK_STREAM, flags=flags)
+        address = ipaddress.ip_address(str(found[0][4][0]))
+    except (OSError, ValueError):
+        return False
+    mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
+    return (mapped or address).is_unspecified
 
 
 def allowed_host(host: str, settings: Settings) -> bool:
@@ -38,20 +67,12 @@ def allowed_host(host: str, settings: Settings) -> bool:
     A web page can let a name of its own resolve to 127.0.0.1 (DNS rebinding). The browser then sends that name in the
     Host header. A server that binds to all addresses also accepts addresses, which cannot be rebound.
     """
-    if allowed_name(host, settings):
-        return True
-    if settings.host not in WILDCARDS:
-        return False
-    try:
-        ipaddress.ip_address(host)
-    except ValueError:
-        return False
-    return True
+    return allowed_name(host, settings) or (is_address(host) and is_wildcard(settings.host))
 
 
 def allowed_name(host: str, settings: Settings) -> bool:
     """Return whether a host is the loopback address, that of the server, or one that the operator has named."""
-    return host in LOOPBACK or host in {name.lower() for name in (settings.host, *settings.allow_hosts)}
+    return host in LOOPBACK or host in {canonical(name) for name in (settings.host, *settings.allow_hosts)}
 
 
 def right_key(given: str, keys: Iterable[str]) -> bool:

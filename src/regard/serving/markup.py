@@ -8,6 +8,7 @@ from html.parser import HTMLParser
 from itertools import accumulate, pairwise
 from typing import Literal, NamedTuple
 
+from regard.errors import DataError
 from regard.serving.sentences import Part, join, pieces
 
 # Elements within a sentence. All others, and <br>, end the sentence.
@@ -21,6 +22,7 @@ INLINE, UNTRANSLATED, VOID = (frozenset(names.split()) for names in (_INLINE, _U
 OPAQUE = frozenset({"", "code", "kbd", "samp", "svg", "math"})  # untranslated elements and comments within a sentence
 SPACE = re.compile(r"\s+")
 MARGIN = re.compile(r"(?:\s|&(?:nbsp|ensp|emsp|thinsp|#160|#[xX]0*[aA]0);)+")  # white space, also as an entity
+UNCLOSED = 100  # maximum number of tags and comments without an end
 Fits = Callable[[str], bool]
 
 
@@ -39,6 +41,31 @@ class Tokenizer(HTMLParser):
     def __init__(self) -> None:
         super().__init__(convert_charrefs=False)
         self.marks: list[tuple[tuple[int, int], Token]] = []  # position (line, column) and token without its raw text
+        self.unclosed = 0
+
+    def closed(self, end: int) -> int:
+        """Return the end of a tag or comment, or -1 if it has none; raise DataError if too many have none.
+
+        The parent class searches the rest of the document for each end: without this limit, the time would grow with
+        the square of the length of a document such as `<a <a <a`.
+        """
+        self.unclosed += end < 0
+        if self.unclosed > UNCLOSED:
+            what = f"the HTML has more than {UNCLOSED} tags or comments without an end"
+            raise DataError(f"{what}, the last one in line {self.getpos()[0]}; write &lt; for the character <")
+        return end
+
+    def parse_starttag(self, i: int) -> int:
+        return self.closed(super().parse_starttag(i))
+
+    def parse_endtag(self, i: int) -> int:
+        return self.closed(super().parse_endtag(i))
+
+    def parse_comment(self, i: int, report: bool = True) -> int:
+        return self.closed(super().parse_comment(i, report))
+
+    def parse_pi(self, i: int) -> int:
+        return self.closed(super().parse_pi(i))
 
     def mark(self, kind: Literal["text", "start", "end", "other"], name: str = "", translated: bool = True) -> None:
         """Store the kind of the token that begins here."""
@@ -46,7 +73,8 @@ class Tokenizer(HTMLParser):
 
     def parse_html_declaration(self, i: int) -> int:
         """Parse `<!...`. Parse `<![...` as a comment, because the parent class raises an error for most of these."""
-        return self.parse_bogus_comment(i) if self.rawdata.startswith("<![", i) else super().parse_html_declaration(i)
+        bogus = self.rawdata.startswith("<![", i)
+        return self.closed(self.parse_bogus_comment(i) if bogus else super().parse_html_declaration(i))
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         given = dict(attrs)

@@ -1,5 +1,9 @@
-"""Routes for the operator of the server: health and metrics."""
+"""Routes for the operator of the server: health and metrics.
 
+They do not use the thread pool of the other routes, so that they are answered at once when all of its threads work.
+"""
+
+import asyncio
 from importlib.metadata import version
 from typing import Annotated, Any
 
@@ -12,7 +16,7 @@ from regard.serving.service import Service
 router = APIRouter(tags=["operation"])
 
 
-def service_of(request: Request) -> Service:
+async def service_of(request: Request) -> Service:  # async: FastAPI calls other functions in its thread pool
     """Return the service of the application that received a request."""
     return request.app.state.service
 
@@ -62,8 +66,13 @@ class Health(BaseModel):
 
 
 @router.get("/health", responses={403: ERRORS[403]})
-def health(service: Serving) -> Health:
+async def health(service: Serving) -> Health:
     """Return the models, the SHA-256 of their weights, and the number of requests that wait or run."""
+    return await asyncio.to_thread(health_of, service)
+
+
+def health_of(service: Service) -> Health:
+    """Return the state of a server. The first call computes the SHA-256 of all weights."""
     models = {}
     for name, model in service.models.items():
         waiting, running = model.scheduler.sizes
@@ -76,6 +85,6 @@ def health(service: Serving) -> Health:
 
 
 @router.get("/metrics", response_class=Response, responses={200: {"content": {"text/plain": {}}}, 401: ERRORS[401]})
-def metrics(service: Serving) -> Response:
+async def metrics(service: Serving) -> Response:
     """Return the metrics in the format of Prometheus."""
-    return Response(service.metrics.page(), media_type=CONTENT_TYPE)
+    return Response(await asyncio.to_thread(service.metrics.page), media_type=CONTENT_TYPE)

@@ -9,6 +9,7 @@ from pydantic import BaseModel, Field
 
 from regard.errors import RegardError
 from regard.inference.text import NEW, Output
+from regard.inspection.alignment import aligning_layer
 from regard.inspection.recording import record
 from regard.runs.inspect import Attention, batch_of_output
 from regard.runs.trained_model import TrainedModel
@@ -148,15 +149,17 @@ def attention_to(run: TrainedModel, output: Output) -> Attention:
 
 
 def aligned(attention: Attention) -> AlignmentBody:
-    """Return, for every output token, the source token with the largest weight in the last layer of cross-attention.
+    """Return, for every output token, the source token with the largest weight of cross-attention.
 
-    The weight is the mean over all heads. The end token of the source is left out.
+    The weights are the mean over all heads of one layer, which is that of `regard align`. The end token of the source
+    is left out.
     """
     layers = attention.weights.get("decoder.cross")
     if not layers:
         raise RequestError(422, "alignment: this model has no cross-attention; leave it out", "alignment")
     source, target = list(attention.tokens["encoder"])[:-1], list(attention.tokens["decoder"])[1:]
-    best = layers[-1].mean(0)[: len(target), : len(source)].argmax(-1).tolist() if source and target else []
+    weights = layers[aligning_layer(len(layers))].mean(0)[: len(target), : len(source)]
+    best = weights.argmax(-1).tolist() if source and target else []
     return AlignmentBody(source=source, target=target, pairs=[(place, index) for index, place in enumerate(best)])
 
 

@@ -244,7 +244,7 @@ def run_server(
         listener.listen(BACKLOG)  # from here on, connections wait until uvicorn has started
         report(f"listening on http://{shown}:{address[1]} (stop with Ctrl-C)")
         uvicorn.Server(config).run(sockets=[listener])
-    report(f"stopped: {service.accepted:,} requests accepted, {service.finished:,} answered")
+    report(f"stopped: {service.received:,} requests received, {service.answered:,} answered")
 
 
 @contextmanager

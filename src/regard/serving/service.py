@@ -84,7 +84,7 @@ class Service:
     ) -> None:
         """`engines` maps names of models to their inference engines. Other models use the native engine."""
         self.settings, self.metrics = settings, Metrics()
-        self.accepted = self.finished = 0  # requests that passed the checks of `Guard`, and those that were answered
+        self.received = self.answered = 0  # requests, and those that were answered, also with an error
         self.models = {name: self._served(name, run, (engines or {}).get(name)) for name, run in models.items()}
         # One thread per admitted request: it encodes the text, waits for the scheduler, and decodes the ids.
         self.threads = ThreadPoolExecutor(settings.queue * max(len(models), 1), "request")

@@ -145,7 +145,9 @@ def test_logit_lens_leaves_out_layers_of_other_widths_and_says_which() -> None:
     _, _, recording = recorded(tiny.convs2s())
     widths = [x.shape[1] for x in recording.states["decoder"]]
     assert [layer.layer for layer in recording.logit_lens] == [i for i, w in enumerate(widths) if w == widths[-1]]
-    assert [f"layer {i}, whose width" in note for i, note in enumerate(recording.notes)] == [True, True]
+    names = ["the input of the first layer", "layer 0"]  # layers are counted from 0
+    found = [f"leaves out {name}, whose width" in note for name, note in zip(names, recording.notes, strict=True)]
+    assert found == [True, True]
     assert recording.logit_lens[-1].predictions == recording.predictions
 
 

@@ -1,11 +1,13 @@
 import asyncio
 import json
 import threading
+import time
 from typing import Any
 
 import pytest
 
 pytest.importorskip("fastapi")
+import httpx
 from fastapi import FastAPI
 from fastapi.testclient import TestClient
 
@@ -100,6 +102,92 @@ def test_too_many_waiting_requests_are_refused(make: Make, monkeypatch: pytest.M
         go_on.set()
         first.join()
         assert client.post("/lens/api/inspect", json={"text": "one"}).status_code == 200
+
+
+class Stuck:
+    """Replaces `Lens.inspect` by a function that waits until `go_on` is set."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.running, self.go_on = 0, threading.Event()
+        monkeypatch.setattr(Lens, "inspect", lambda *_: self.wait())
+
+    def wait(self) -> dict[str, Any]:
+        self.running += 1
+        assert self.go_on.wait(20)
+        return {}
+
+    async def until_running(self, count: int) -> None:
+        while self.running < count:
+            await asyncio.sleep(0.01)
+
+
+def http(app: FastAPI) -> httpx.AsyncClient:
+    return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://127.0.0.1")
+
+
+def test_requests_of_the_lens_delay_no_health_check(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    stuck, names, shared = Stuck(monkeypatch), "abcdef", 40  # the number of threads that other routes share
+    app = create_app(dict.fromkeys(names, make("translator")))
+    add_lens(app)
+
+    async def statuses() -> list[int]:
+        async with http(app) as client:
+            bodies = [{"model": name, "text": "one"} for name in names] * api.WAITING
+            waiting = [asyncio.ensure_future(client.post("/lens/api/inspect", json=body)) for body in bodies]
+            try:
+                async with asyncio.timeout(20):
+                    await stuck.until_running(shared)
+                    paths = ("/health", "/metrics", "/languages")
+                    return [(await client.get(path)).status_code for path in paths]
+            finally:
+                stuck.go_on.set()
+                await asyncio.gather(*waiting)
+
+    assert len(names) * api.WAITING > shared
+    assert asyncio.run(statuses()) == [200, 200, 200]
+
+
+def test_full_thread_pool_delays_no_health_check(make: Make) -> None:
+    app, go_on = create_app({"a": make("translator")}), threading.Event()
+    running = list[int]()
+
+    @app.get("/slow")
+    def slow() -> None:
+        running.append(1)
+        assert go_on.wait(20)
+
+    async def statuses() -> list[int]:
+        async with http(app) as client:
+            waiting = [asyncio.ensure_future(client.get("/slow")) for _ in range(60)]
+            try:
+                async with asyncio.timeout(20):
+                    while len(running) < 40:
+                        await asyncio.sleep(0.01)
+                    return [(await client.get(path)).status_code for path in ("/health", "/metrics")]
+            finally:
+                go_on.set()
+                await asyncio.gather(*waiting)
+
+    assert asyncio.run(statuses()) == [200, 200]
+
+
+def test_request_that_takes_too_long_is_refused_and_keeps_its_place(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stuck = Stuck(monkeypatch)
+    monkeypatch.setattr(api, "WAITING", 1)
+    app = create_app({"a": make("translator")}, Settings(timeout=0.2))
+    add_lens(app)
+    with TestClient(app, base_url="http://127.0.0.1") as client:
+        late = client.post("/lens/api/inspect", json={"text": "one"})
+        assert (late.status_code, "within 0.2 seconds" in late.json()["error"]) == (503, True)
+        full = client.post("/lens/api/inspect", json={"text": "one"})
+        assert (full.status_code, full.headers["Retry-After"]) == (429, "1")
+        stuck.go_on.set()
+        end = time.monotonic() + 20
+        while (again := client.post("/lens/api/inspect", json={"text": "one"})).status_code == 429:
+            assert time.monotonic() < end
+        assert again.status_code == 200
 
 
 def test_request_of_a_client_that_left_gives_up_its_place(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -62,6 +62,29 @@ def test_names_that_the_operator_allows_are_answered() -> None:
     assert allowed_host("gpu7", Settings(host="gpu7"))
 
 
+@pytest.mark.parametrize(
+    "wildcard", ["", "0.0.0.0", "0", "::", "::0", "0::0", "0:0:0:0:0:0:0:0", "0000::", "::ffff:0.0.0.0"]
+)
+def test_server_on_all_addresses_answers_for_addresses(wildcard: str) -> None:
+    settings = Settings(host=wildcard)
+    assert reply(settings, host="192.168.1.5:8000")[0] == 200
+    assert reply(settings, host="[fe80::1]:8000")[0] == 200
+    assert reply(settings, host="evil.example")[0] == 403
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "::1", "localhost", "10.0.0.5", "0.example", "wild.example", "::2"])
+def test_server_on_one_address_answers_for_no_other(host: str) -> None:
+    assert reply(Settings(host=host), host="192.168.1.5:8000")[0] == 403
+
+
+def test_addresses_are_compared_in_their_shortest_form() -> None:
+    assert reply(Settings(), host="[0:0:0:0:0:0:0:1]:8000")[0] == 200
+    settings = Settings(host="FE80:0::1", allow_hosts=("2001:db8:0::7",))
+    assert reply(settings, host="[fe80::1]:8000")[0] == 200
+    assert reply(settings, host="[2001:DB8::7]")[0] == 200
+    assert reply(settings, host="[2001:db8::8]")[0] == 403
+
+
 def test_pages_of_other_origins_are_refused_unless_allowed() -> None:
     assert reply(Settings(), origin="http://localhost:3000")[0] == 200
     assert reply(Settings(), origin="https://evil.example")[0] == 403

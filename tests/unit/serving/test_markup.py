@@ -1,12 +1,15 @@
 import html
 import re
 import string
+import time
+from contextlib import suppress
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from regard.serving.markup import Document, PlainText, tokenize
+from regard.errors import DataError
+from regard.serving.markup import UNCLOSED, Document, PlainText, Tokenizer, tokenize
 
 
 def always(_: str) -> bool:
@@ -100,6 +103,31 @@ def test_tokens_together_are_the_document(document: str) -> None:
 def test_malformed_markup_is_a_document(document: str) -> None:
     assert "".join(token.raw for token in tokenize(document)) == document
     upper(document)
+
+
+UNCLOSED_SIGNS = ["<a ", "<a\n", "<a/", "<a b=", '<a b="', "</a ", "<!--", "<!", "<![", "<?"]
+
+
+@pytest.mark.parametrize("sign", UNCLOSED_SIGNS)
+def test_time_for_unclosed_tags_does_not_grow_with_the_square_of_their_number(sign: str) -> None:
+    begin = time.perf_counter()
+    with suppress(DataError):  # later versions of Python read them as one comment
+        tokenize(sign * (50_000 // len(sign)))
+    assert time.perf_counter() - begin < 5
+
+
+def test_too_many_unclosed_tags_are_refused_with_their_line() -> None:
+    parser = Tokenizer()
+    assert [parser.closed(end) for end in [7, *[-1] * UNCLOSED, 8]] == [7, *[-1] * UNCLOSED, 8]
+    with pytest.raises(DataError, match=r"more than 100 tags or comments without an end, .* in line 1; write &lt; for"):
+        parser.closed(-1)
+
+
+@pytest.mark.parametrize("sign", [*UNCLOSED_SIGNS, "<b>x</b> ", "&#", "&amp;", "x<"])
+def test_few_unclosed_tags_and_many_closed_ones_are_read(sign: str) -> None:
+    few, closed = sign * (UNCLOSED // 2), f"{sign}-->" * 2 * UNCLOSED
+    assert "".join(token.raw for token in tokenize(few)) == few
+    assert "".join(token.raw for token in tokenize(closed)) == closed
 
 
 def test_plain_text_is_not_read_as_html() -> None:

@@ -104,7 +104,7 @@ function refreshControls(node, factor) {
 function picture(panel, { kind, layers, layer, head }, width) {
   const { result, state, hover } = panel;
   const own = sides(result, kind, layers[layer].at(head), state.unit);
-  const title = `${kindName(kind)}, layer ${layer + 1}, head ${head + 1}`;
+  const title = `${kindName(kind)}, layer ${layer}, head ${head}`;
   const onhover = (at) => {
     if (!at) hover.set(null);
     else
@@ -143,5 +143,5 @@ function picture(panel, { kind, layers, layer, head }, width) {
   };
   hover.listen("picture", follow);
   follow(null, null);
-  return [figure(title, null, `attention-${kind}-${layer + 1}-${head + 1}`, drawn.node), value];
+  return [figure(title, null, `attention-${kind}-${layer}-${head}`, drawn.node), value];
 }

@@ -34,6 +34,11 @@ export function sentence(text) {
   return `${text[0].toUpperCase()}${text.slice(1)}${/[.!?]$/.test(text) ? "" : "."}`;
 }
 
+// The name of hidden state i: the input of the first layer, or the output of layer i - 1. Layers count from 0.
+export function stateName(i) {
+  return i ? `layer ${i - 1}` : "input";
+}
+
 export function plural(count, noun) {
   return `${count} ${noun}${count === 1 ? "" : "s"}`;
 }

@@ -32,7 +32,7 @@ export function headGrid(panel, chosen, factors) {
     return el(
       "div",
       { role: "row", class: "row" },
-      el("span", { role: "rowheader", class: "layer" }, String(layer + 1)),
+      el("span", { role: "rowheader", class: "layer" }, String(layer)),
       cells,
     );
   });
@@ -78,7 +78,7 @@ function headCell(panel, chosen, { layer, head, factor, matrix, colourOf, toggle
       type: "button",
       class: "thumb",
       tabindex: selected ? 0 : -1,
-      "aria-label": `Layer ${layer + 1}, head ${head + 1}, ${status}`,
+      "aria-label": `Layer ${layer}, head ${head}, ${status}`,
       "data-key": `head:${at}`,
       onclick: () => panel.update({ kind: chosen.kind, layer, head }),
     },
@@ -90,12 +90,12 @@ function headCell(panel, chosen, { layer, head, factor, matrix, colourOf, toggle
     role: "switch",
     tabindex: -1,
     "aria-checked": String(factor !== 0),
-    "aria-label": `Layer ${layer + 1}, head ${head + 1}`,
+    "aria-label": `Layer ${layer}, head ${head}`,
     "data-switch": at,
     disabled: panel.offline,
     onclick: () => toggle(at),
   });
-  const label = el("span", { class: "number" }, factor === 0 || factor === 1 ? String(head + 1) : `×${factor}`);
+  const label = el("span", { class: "number" }, factor === 0 || factor === 1 ? String(head) : `×${factor}`);
   const cell = {
     role: "gridcell",
     class: `cell${factor === 0 ? " off" : ""}${selected ? " selected" : ""}`,
@@ -150,9 +150,9 @@ function gridPicture({ kind, layers }) {
       .attr("fill", colours.muted)
       .attr("font-size", 12)
       .text(text);
-  for (let head = 0; head < most; head++) label(String(head + 1), left + head * (size + gap) + size / 2, 14);
+  for (let head = 0; head < most; head++) label(String(head), left + head * (size + gap) + size / 2, 14);
   layers.forEach((tensor, layer) => {
-    label(String(layer + 1), 8, top + layer * (size + gap) + size / 2);
+    label(String(layer), 8, top + layer * (size + gap) + size / 2);
     for (let head = 0; head < tensor.shape[0]; head++)
       svg
         .append("image")

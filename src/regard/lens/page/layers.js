@@ -2,7 +2,7 @@
 
 import { el, region, shortened, textWidth } from "./dom.js";
 import { inkOn, palette, ramp } from "./colour.js";
-import { percent, sentence, shown } from "./format.js";
+import { percent, sentence, shown, stateName } from "./format.js";
 import { figure, newSvg } from "./save.js";
 
 const ROW = 38;
@@ -42,7 +42,7 @@ function picture(result, value) {
   const from = result.predictions.findIndex((each) => each !== null);
   const layers = result.logit_lens.map((each) => each.predictions.slice(from, tokens.length)).reverse(); // the last is on top
   const numbers = result.logit_lens.map((each) => each.layer).reverse();
-  const name = (i) => (numbers[i] ? `layer ${numbers[i]}` : "input");
+  const name = (i) => stateName(numbers[i]);
   const written = tokens.slice(from);
   const widths = written.map((token, t) =>
     Math.max(

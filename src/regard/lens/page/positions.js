@@ -66,7 +66,7 @@ function pictures(scheme, panel, width) {
 function biases(scheme, panel, half) {
   const heads = scheme.bias.shape[0];
   const head = Math.min(panel.state.head, heads - 1);
-  const options = Array.from({ length: heads }, (_, i) => [i, String(i + 1)]);
+  const options = Array.from({ length: heads }, (_, i) => [i, String(i)]);
   const choice =
     heads > 1
       ? el(
@@ -76,7 +76,7 @@ function biases(scheme, panel, half) {
           segments("Head", options, head, (next) => panel.update({ head: next }), "bias"),
         )
       : null;
-  const title = `${scheme.scheme} bias${heads > 1 ? `, head ${head + 1}` : ""}`;
+  const title = `${scheme.scheme} bias${heads > 1 ? `, head ${head}` : ""}`;
   return [
     el(
       "div",

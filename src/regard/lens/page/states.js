@@ -2,7 +2,7 @@
 
 import { el, region, segments } from "./dom.js";
 import { palette, ramp, signedRamp } from "./colour.js";
-import { shown } from "./format.js";
+import { shown, stateName } from "./format.js";
 import { heatmap } from "./matrix.js";
 import { figure } from "./save.js";
 import { Tensor } from "./tensors.js";
@@ -20,7 +20,7 @@ export function statesView(node, panel) {
   const width = Math.round(node.clientWidth);
   region(node, JSON.stringify([result.serial, side, step, theme, width]), () => {
     const names = sides.map((each) => [each, each[0].toUpperCase() + each.slice(1)]);
-    const steps = layers.map((_, i) => [i, i ? String(i) : "input"]);
+    const steps = layers.map((_, i) => [i, i ? String(i - 1) : "input"]);
     return [
       el(
         "div",
@@ -52,7 +52,7 @@ function norms(result, side, width) {
   const matrix = new Tensor([rows, columns], values);
   const most = values.reduce((high, x) => Math.max(high, x), 1e-9);
   const scale = ramp(palette(), 1);
-  const labels = layers.map((_, i) => (i === rows - 1 ? "input" : `layer ${rows - 1 - i}`));
+  const labels = layers.map((_, i) => stateName(rows - 1 - i));
   return described(
     matrix,
     { rows: labels, columns: tokensOf(result, side, columns), width: half(width), colourOf: (x) => scale(x / most) },
@@ -80,9 +80,9 @@ function stateMap(result, side, step, width) {
       every: columns > 64 ? 32 : 8,
       colourOf: (x) => scale(x / most),
     },
-    `Hidden states, ${step ? `layer ${step}` : "input"}`,
+    `Hidden states, ${stateName(step)}`,
     "A row for each token, a column for each channel.",
-    `states-${side}-${step}`,
+    `states-${side}-${stateName(step).replace(" ", "-")}`,
     `Colours range from −${most.toPrecision(3)} (grey) to ${most.toPrecision(3)}.`,
   );
 }
@@ -109,13 +109,13 @@ function routing(result, side, width) {
   const maps = parts.flatMap(([name, layers]) =>
     layers.map((layer, i) => {
       const [rows, columns] = layer.shape;
-      const experts = Array.from({ length: columns }, (_, e) => String(e + 1));
+      const experts = Array.from({ length: columns }, (_, e) => String(e));
       return described(
         layer,
         { rows: tokensOf(result, side, rows), columns: experts, width: half(width), colourOf: ramp(palette()) },
-        `Routing, ${name}, layer ${i + 1}`,
+        `Routing, ${name}, layer ${i}`,
         "The weight of each expert (column) for each token (row).",
-        `routing-${name}-${i + 1}`,
+        `routing-${name}-${i}`,
         "",
       );
     }),
