@@ -103,7 +103,7 @@ def source_use(run: RunRecord) -> Iterator[Finding]:
     if gain is None:
         return
     own, other = gain
-    evidence = (f"validation loss with the own sources {own:.3f}, with those of other examples {other:.3f}",)
+    evidence = (f"validation loss with the right sources {own:.3f}, with those of other examples {other:.3f}",)
     if other - own < USE and run.step > run.warmup:
         yield Finding(
             "use of the source",
