@@ -13,19 +13,24 @@ import pytest
 import torch
 
 from regard.ablation import demo, plan, rows, single_run
-from regard.ablation.experiment import Settings
+from regard.ablation.experiment import LONG, Experiment, Settings
+from regard.ablation.parallel import Resources, Runner
 from regard.ablation.results import DONE, FAILED, Results
 from regard.data.batching import Buckets, Packing
 from regard.data.objectives import Classification, LanguageModelling, Objective, Translation
 from regard.data.prepare import DataSpec
 from regard.data.text import TSV
 from regard.data.tokenizer import Characters
+from regard.decoding.beam import Beam
 from regard.errors import DataError, SpecError
 from regard.evaluation.validation import metric_for
 from regard.files import locked
+from regard.models.base import ModelSpec
 from regard.models.build import count
 from regard.nn.branches.feedforward import FeedForward
+from regard.nn.branches.self_attention import SelfAttention
 from regard.nn.norm import LayerNorm
+from regard.presets import PRESETS, preset
 from regard.recipe.recipe import Recipe, RecipeRequest, default_train, request_from_record
 from regard.runs.resolve import resolve
 from regard.training.checkpoint import CheckpointPolicy, RunFolder
@@ -34,6 +39,7 @@ from regard.training.schedule import InverseSqrt
 from regard.training.spec import TrainSpec
 from regard.training.trainer import DivergedError
 from regard.tree import swap, walk
+from regard.variants import apply
 
 CHANGES = (
     "model.d_model=16", "model.heads=2", "encoder.depth=1", "decoder.depth=1", "data.tokenizer=characters",
@@ -202,6 +208,78 @@ def test_a_run_hash_depends_on_settings_and_not_on_paths(tmp_path: Path) -> None
     assert len(hashes) == 6
 
 
+# Hashes that earlier versions gave to the run of `stored_run`: commits 07d736d, 3180674~1 and 5d8e26d.
+STORED_HASHES = {
+    "transformer_tiny": ("6f87cd61ac96b6fa", "64dd6c33a117da3b", "440153b1086d0d64"),
+    "bert_base": ("f26a6a0074ffac14", "0903379f65750251", "f8808d2a6d54ef5e"),
+    "lstm_attention": ("4d52b55451d608cd", "4d52b55451d608cd", "42c7f9ae61571935"),
+    "decoder_only": ("ff476df2f1ad5b96", "20b8433a2c7765e9", "a857001498e223ab"),
+    "prefix_lm": ("5b6f945538be0d3c", "04c9094eb799b1e3", "b05526c5afe90318"),
+    "alibi": ("bd0910a6ab95fb66", "99ba7d84ab3c8dc6", "151ed301920a3a09"),
+}
+
+
+def stored_run(model: ModelSpec) -> Recipe:
+    train = plan.training(TrainSpec(steps=100, optimizer=AdamW(1e-3)), None)
+    data = DataSpec((TSV("text.tsv"),), max_len=64, long="drop", batching=Buckets(200))
+    return Recipe(model, data, train, Beam())
+
+
+@pytest.mark.parametrize("name", STORED_HASHES)
+def test_a_run_is_found_by_the_hash_of_an_earlier_version(name: str) -> None:
+    model = preset(name) if name in PRESETS else apply(name, preset("transformer_tiny"))
+    oldest, *later = STORED_HASHES[name]
+    current, *former = plan.run_hashes(stored_run(model), "tokens")
+    assert current == oldest
+    assert {oldest, *later} <= {current, *former}
+
+
+@pytest.mark.parametrize(
+    "edits",
+    [{"max_skipped": 3}, {"checkpoint_layers": True}, {"keep_state": 2}, {"parallel": "shard"}],
+    ids=lambda edits: next(iter(edits)),
+)
+def test_another_value_of_an_added_training_setting_changes_the_hash(edits: dict[str, Any]) -> None:
+    recipe = stored_run(preset("transformer_tiny"))
+    changed = plan.run_hashes(replace(recipe, train=replace(recipe.train, **edits)), "tokens")
+    assert not set(changed) & set(plan.run_hashes(recipe, "tokens"))
+
+
+def test_another_value_of_an_added_model_setting_changes_the_hash() -> None:
+    recipe = stored_run(preset("transformer_tiny"))
+    tied = swap(recipe.model, SelfAttention, lambda part: replace(part, tied="query_key"))
+    assert tied != recipe.model
+    assert not set(plan.run_hashes(replace(recipe, model=tied), "tokens")) & set(plan.run_hashes(recipe, "tokens"))
+
+
+def test_a_run_that_an_earlier_version_finished_is_not_repeated(tmp_path: Path) -> None:
+    text, recipe = prepared(tmp_path)
+    base = rows.RowBuilder(recipe, text.data, "none").base
+    result = {"status": DONE, "scores": {"loss": 1.0, "bleu": 1.0}, "loss": 1.0, "early": {"loss": 2.0}, "curve": []}
+    result |= {"steps": 16, "steps_per_second": 1.0, "device": "cpu"}
+    results = Results(tmp_path)
+    for job in plan.runs(base, [], 2, recipe, text, {}):
+        stored_hash = job.former_hashes[-1]
+        assert stored_hash != job.hash
+        results.add(result | {"row": "base", "seed": job.seed, "factor": 1.0, "hash": stored_hash})
+    events: list[dict[str, Any]] = []
+    settings = Settings(seeds=2, steps=16)
+    report = Experiment(tmp_path, settings, Resources("cpu"), events.append, text, recipe, base, []).run()
+    planned = [(event["runs"], event["finished"]) for event in events if event["event"] == "plan"]
+    assert planned == [(6, 6)]
+    assert report.complete
+
+
+def test_the_number_of_steps_that_an_earlier_version_measured_is_used(tmp_path: Path) -> None:
+    text, recipe = prepared(tmp_path)
+    base = rows.RowBuilder(recipe, text.data, "none").base
+    probe = plan.job(base, 1, replace(recipe, train=plan.training(recipe.train, LONG)), text)
+    (tmp_path / "steps.json").write_text(json.dumps({f"{probe.former_hashes[-1]} 20": 123}))
+    experiment = Experiment(tmp_path, Settings(seconds=20.0), Resources("cpu"), lambda _: None, text, recipe, base, [])
+    with Runner(tmp_path, Resources("cpu")) as runner:
+        assert experiment._steps(runner, base, 20.0) == 123
+
+
 def test_text_is_tokenised_once(tmp_path: Path) -> None:
     messages: list[str] = []
     result = request(tmp_path)
@@ -257,10 +335,10 @@ def test_a_run_hash_depends_on_the_users_own_code(tmp_path: Path, monkeypatch: p
     monkeypatch.syspath_prepend(tmp_path)
     module = importlib.import_module("my_norm")
     changed = replace(recipe, model=swap(recipe.model, LayerNorm, lambda _: module.MyNorm()))
-    first = plan.run_hash(changed, text.fingerprint)
-    assert plan.run_hash(changed, text.fingerprint) == first
+    first = plan.run_hashes(changed, text.fingerprint)
+    assert plan.run_hashes(changed, text.fingerprint) == first
     (tmp_path / "my_norm.py").write_text(NORM.replace("1e-5", "1e-2"))
-    assert plan.run_hash(changed, text.fingerprint) != first
+    assert not set(plan.run_hashes(changed, text.fingerprint)) & set(first)
     monkeypatch.delitem(sys.modules, "my_norm")
 
 
@@ -308,7 +386,8 @@ def test_every_data_setting_changes_the_run_hash(tmp_path: Path, name: str) -> N
     new_text = plan.tokenised(changed, tmp_path / "data")
     new_recipe = resolve(changed, new_text.data, torch.device("cpu"), lambda _: None)
     new_recipe = replace(new_recipe, train=recipe.train)
-    assert plan.run_hash(new_recipe, new_text.fingerprint) != plan.run_hash(recipe, text.fingerprint)
+    hashes = plan.run_hashes(new_recipe, new_text.fingerprint)
+    assert not set(hashes) & set(plan.run_hashes(recipe, text.fingerprint))
 
 
 @pytest.mark.parametrize(
