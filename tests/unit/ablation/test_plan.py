@@ -472,6 +472,50 @@ def test_a_resumed_run_gives_the_same_results(tmp_path: Path, monkeypatch: pytes
     assert timed["steps_per_second"] > 0
 
 
+def stopped_at_step_9(folder: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[dict[str, Any], RunFolder]:
+    """Return the order and the folder of a run that was killed after the checkpoint of step 8."""
+    monkeypatch.setattr(single_run, "RARE", CheckpointPolicy(final=False))
+    order = order_in(folder)
+
+    def stop(event: dict) -> None:
+        if event["step"] == 9:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        single_run.run(order, stop)
+    run = RunFolder(order["folder"])
+    assert run.checkpoints() == [8]
+    return order, run
+
+
+@pytest.mark.parametrize("name", ["weights", "trainer", "state"])
+def test_a_run_whose_only_checkpoint_is_damaged_starts_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    order, run = stopped_at_step_9(tmp_path, monkeypatch)
+    paths = {"weights": run.weights(8), "trainer": run.trainer(8, "safetensors"), "state": run.trainer(8, "json")}
+    paths[name].write_bytes(paths[name].read_bytes()[:-5])
+    (run.path / "job.json").write_text("{}")
+    events: list[dict[str, Any]] = []
+    result = single_run.run(order, events.append)
+    assert result["status"] == DONE
+    assert [step for step, _ in result["curve"]] == list(range(1, 17))
+    (message,) = [event["text"] for event in events if event["event"] == "message"]
+    assert message.startswith(str(paths[name]))
+    assert message.endswith("; this training run starts again from step 0")
+    assert (run.path / "job.json").exists()
+
+
+def test_a_checkpoint_of_a_newer_version_is_not_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    order, run = stopped_at_step_9(tmp_path, monkeypatch)
+    state = json.loads(run.trainer(8, "json").read_text())
+    run.trainer(8, "json").write_text(json.dumps(state | {"format": state["format"] + 1}))
+    result = single_run.run(order, lambda _: None)
+    assert result["status"] == FAILED
+    assert "upgrade regard" in result["error"]
+    assert run.weights(8).exists()
+
+
 def test_failed_and_diverged_runs_have_results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     order = order_in(tmp_path)
     result_file = tmp_path / "abc" / "result.json"
