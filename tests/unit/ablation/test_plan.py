@@ -3,6 +3,7 @@
 import importlib
 import json
 import random
+import shutil
 import sys
 from collections.abc import Callable
 from dataclasses import fields, replace
@@ -297,6 +298,28 @@ def test_text_is_tokenised_once(tmp_path: Path) -> None:
     (tmp_path / "text.tsv").unlink()
     with pytest.raises(DataError, match="no such file"):
         plan.tokenised(result, tmp_path / "data")
+
+
+def test_a_reworded_sentence_in_a_tokenizer_changes_no_hash(tmp_path: Path) -> None:
+    text, recipe = prepared(tmp_path)
+    base = rows.RowBuilder(recipe, text.data, "none").base
+    job = plan.job(base, 1, recipe, text)
+    # The text as an earlier version has stored it, beside the folder of this version.
+    earlier = tmp_path / "data" / "earlier"
+    shutil.copytree(text.folder, earlier)
+    tokenizer = earlier / "tokenizer.source.json"
+    why = text.data.tokenizers["source"].why
+    assert tokenizer.read_text().count(why) == 1
+    tokenizer.write_text(tokenizer.read_text().replace(why, "other words"))
+    again = plan.tokenised(request(tmp_path), tmp_path / "data")
+    assert again.fingerprint == text.fingerprint
+    assert len(again.former_fingerprints) == 2
+    assert plan.job(base, 1, recipe, again).hash == job.hash
+    by_files = plan._former_fingerprint(earlier)
+    assert set(plan.run_hashes(job.recipe, by_files)) < set(plan.job(base, 1, recipe, again).former_hashes)
+    # Other tokens are another text.
+    tokenizer.write_text(tokenizer.read_text().replace('"A":', '"AA":'))
+    assert len(plan.tokenised(request(tmp_path), tmp_path / "data").former_fingerprints) == 1
 
 
 def test_a_changed_tokenizer_file_gives_other_tokenised_text(tmp_path: Path) -> None:
