@@ -175,7 +175,8 @@ class Experiment:
                 complete, rates = self._searched(runner, left)
             # A row is not trained until the search for its learning rate is complete.
             ready = [row for row in left if not settings.search_rates or row.name in rates]
-            self.jobs = plan.runs(self.base, ready, settings.seeds, self.recipe, self.text, rates, settings.base_seeds)
+            jobs = plan.runs(self.base, ready, settings.seeds, self.recipe, self.text, rates, settings.base_seeds)
+            self.jobs = self._stored(jobs)
             if complete:
                 complete = self._train(runner, self.jobs, "runs")
         return build_report(self, rates, complete)
@@ -201,8 +202,13 @@ class Experiment:
 
     def _searched(self, runner: Runner, rows: list[Row]) -> tuple[bool, dict[str, float]]:
         """Search for learning rates. Return whether the search is complete, and the best factor for each row name."""
-        searches = plan.searches([self.base, *rows], self.recipe, self.text)
+        searches = self._stored(plan.searches([self.base, *rows], self.recipe, self.text))
         return self._train(runner, searches, "learning rates"), self._rates(searches)
+
+    def _stored(self, jobs: list[Job]) -> list[Job]:
+        """Return the jobs, with the hash of an earlier version if that version has finished the same training run."""
+        hashes = [next(filter(self.results.finished, (job.hash, *job.former_hashes)), job.hash) for job in jobs]
+        return [replace(job, hash=hash_) for job, hash_ in zip(jobs, hashes, strict=True)]
 
     def _train(self, runner: Runner, jobs: list[Job], what: str) -> bool:
         """Train the jobs that have no result yet. Return True if all jobs have a result now."""
@@ -249,8 +255,10 @@ class Experiment:
         """Return how many training steps fit into `seconds`. The number is measured, or read from `steps.json`."""
         train = plan.training(self.recipe.train, LONG)
         probe = plan.job(row, 1, replace(self.recipe, train=train), self.text)
-        key, path = f"{probe.hash} {seconds:g}", self.folder / "steps.json"
+        path = self.folder / "steps.json"
         steps: dict[str, int] = read_json(path) if path.exists() else {}
+        keys = [f"{hash_} {seconds:g}" for hash_ in (probe.hash, *probe.former_hashes)]
+        key = next((key for key in keys if key in steps), keys[0])
         if key not in steps:
             self.report(f"measuring the speed of {self._title(row)}")
             limit = min(PROBE, seconds / 4 if self.settings.each else seconds)

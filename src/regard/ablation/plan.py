@@ -4,7 +4,7 @@ import hashlib
 import inspect
 import json
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,16 @@ from regard.training.spec import TrainSpec
 from regard.tree import to_record, walk
 
 FORMAT = 2  # part of every hash; increment it when training or measurement changes, to invalidate older results
+# Settings that versions after the first with this FORMAT added, one table per version, oldest first: the kind of a spec
+# -> field -> the value with which every run trains as before. A hash leaves out fields with these values, so that the
+# runs that an older version stored are found. Add a table here with every field that a spec gets.
+ADDED: Sequence[Mapping[str, Mapping[str, Any]]] = (
+    {"self_attention": {"attention_pattern": None}},
+    {"self_attention": {"tied": "none"}, "decoder_only_translator": {"loss_on": "target"}},
+    {"train": {"checkpoint_layers": False}},
+    {"train": {"keep_state": 1, "max_skipped": 5, "parallel": "replicate"}, "alibi": {"slopes": None}},
+)
+HELD_OUT = ("valid.jsonl", "labels.json")  # files of tokenised text
 FACTORS = (0.5, 1.0, 2.0)  # factors of the base's learning rate that a search tries
 SEARCH_SEED = 0  # seed for the search; verdicts use other seeds
 POINTS = 16  # validations per run
@@ -40,6 +50,7 @@ class Job:
     recipe: Recipe
     factor: float  # relative to the base's learning rate
     hash: str
+    former_hashes: tuple[str, ...] = ()  # of the same run in earlier versions
 
 
 @dataclass(frozen=True)
@@ -49,6 +60,7 @@ class Text:
     folder: Path
     data: Prepared
     fingerprint: str
+    former_fingerprints: tuple[str, ...] = ()  # of the same text in earlier versions
 
 
 def tokenised(request: RecipeRequest, folder: Path, report: Callable[[str], None] = lambda _: None) -> Text:
@@ -64,7 +76,9 @@ def tokenised(request: RecipeRequest, folder: Path, report: Callable[[str], None
             report(sentence)
     if data.valid is None or not data.valid.rows:
         raise DataError("data.held_out: is 0, but an ablation compares losses on held-out text; leave it out")
-    return Text(store, data, _fingerprint(store))
+    fingerprint = _fingerprint(store)
+    same = (other for other in sorted(folder.iterdir()) if _is_whole(other) and _fingerprint(other) == fingerprint)
+    return Text(store, data, fingerprint, tuple(dict.fromkeys(map(_former_fingerprint, same))))
 
 
 def _key(request: RecipeRequest) -> str:
@@ -99,10 +113,31 @@ def _key(request: RecipeRequest) -> str:
 
 def _fingerprint(folder: Path) -> str:
     """Return a digest of all tokens, tokenizers and held-out texts in a folder of tokenised text."""
+    tokenizers = [json.loads(path.read_text(encoding="utf-8")) for path in _tokenizers(folder)]
+    for tokenizer in tokenizers:
+        del tokenizer["model"]["regard"]["why"]  # a sentence, whose words change from version to version
+    return digest([_tables(folder), tokenizers, [file_digest(folder / name) for name in HELD_OUT]])
+
+
+def _former_fingerprint(folder: Path) -> str:
+    """Return the digest by which earlier versions identified the tokenised text in a folder."""
+    files = [*_tokenizers(folder), *(folder / name for name in HELD_OUT)]
+    return digest([_tables(folder), [file_digest(path) for path in files]])
+
+
+def _tables(folder: Path) -> list[tuple[str, Any]]:
+    """Return the names of the token tables in a folder of tokenised text, and their manifests."""
     manifests = sorted(folder.glob("*/manifest.json"))
-    files = [*sorted(folder.glob("tokenizer.*.json")), folder / "valid.jsonl", folder / "labels.json"]
-    tables = [(path.parent.name, json.loads(path.read_text(encoding="utf-8"))) for path in manifests]
-    return digest([tables, [file_digest(path) for path in files]])
+    return [(path.parent.name, json.loads(path.read_text(encoding="utf-8"))) for path in manifests]
+
+
+def _tokenizers(folder: Path) -> list[Path]:
+    return sorted(folder.glob("tokenizer.*.json"))
+
+
+def _is_whole(folder: Path) -> bool:
+    """Return whether a folder contains tokenised text, and not the remains of a command that was killed."""
+    return not folder.name.startswith(".") and all((folder / name).exists() for name in HELD_OUT)
 
 
 def digest(value: Any) -> str:
@@ -196,13 +231,16 @@ def job(row: Row, seed: int, recipe: Recipe, text: Text, factor: float = 1.0) ->
         assert train.optimizer is not None, "resolved before planning"
         train = replace(train, optimizer=train.optimizer.scaled(factor))
     recipe = replace(recipe, model=row.model, train=replace(train, seed=seed))
-    return Job(row.name, seed, recipe, factor, run_hash(recipe, text.fingerprint))
+    current, *former_hashes = run_hashes(recipe, text.fingerprint, *text.former_fingerprints)
+    return Job(row.name, seed, recipe, factor, current, tuple(former_hashes))
 
 
-def run_hash(recipe: Recipe, fingerprint: str) -> str:
+def run_hashes(recipe: Recipe, *fingerprints: str) -> list[str]:
     """Return a hash of everything that a result depends on: model, training, seed, batches, tokens and user code.
 
-    File paths do not affect the hash. User code is included as the contents of its source files.
+    File paths do not affect the hash. User code is included as the contents of its source files. After the hash follow
+    those by which earlier versions stored the same run, because they included settings that the hash leaves out, or had
+    other fingerprints of the text, which follow the present one in `fingerprints`.
     """
     record = recipe.record()
     data: DataSpec = recipe.data
@@ -214,8 +252,22 @@ def run_hash(recipe: Recipe, fingerprint: str) -> str:
         "long": data.long,
     }
     code = _code(recipe)
-    described = former([record["model"], record["train"], rest])  # a renamed setting changes no result
-    return digest([FORMAT, *described, fingerprint, *([code] if code else [])])
+    hashes = []
+    for version in range(len(ADDED) + 1):
+        parts = [_without(part, ADDED[version:]) for part in (record["model"], record["train"], rest)]
+        described = former(parts)  # a renamed setting changes no result
+        hashes += [digest([FORMAT, *described, each, *([code] if code else [])]) for each in fingerprints]
+    return list(dict.fromkeys(hashes))
+
+
+def _without(record: Any, added: Sequence[Mapping[str, Mapping[str, Any]]]) -> Any:
+    """Return a JSON value without the fields in `added` that have the value given there."""
+    if isinstance(record, list):
+        return [_without(item, added) for item in record]
+    if not isinstance(record, Mapping):
+        return record
+    left_out = [(name, value) for table in added for name, value in table.get(record.get("kind", ""), {}).items()]
+    return {name: _without(value, added) for name, value in record.items() if (name, value) not in left_out}
 
 
 def _code(recipe: Recipe) -> list[str]:

@@ -13,6 +13,7 @@ from regard.ablation.plan import early_step
 from regard.ablation.results import DIVERGED, DONE, FAILED, Result, stored
 from regard.data.prepare import Prepared, opened
 from regard.decoding.beam import Beam
+from regard.errors import DataError
 from regard.evaluation.metrics import METRICS
 from regard.evaluation.validation import measured, metric_for, validate
 from regard.files import LOCK, clear, locked
@@ -20,9 +21,9 @@ from regard.processes import StoppedError, sentence, stop_requested
 from regard.recipe.recipe import Recipe
 from regard.runs.assemble import assemble, held_out, measure_of
 from regard.runs.trained_model import choose_device
-from regard.training.checkpoint import CheckpointPolicy, RunFolder, write_json
+from regard.training.checkpoint import CheckpointPolicy, NewerFormatError, RunFolder, write_json
 from regard.training.log import Log, environment
-from regard.training.recovery import newest_whole
+from regard.training.recovery import Recovery, newest_whole, reason
 from regard.training.trainer import DivergedError, Event
 
 Emit = Callable[[dict[str, Any]], None]
@@ -41,11 +42,24 @@ class Progress:
             self.emit({"event": "step", "step": event["step"], "steps": self.steps, "loss": event["loss"]})
 
 
+def _whole_checkpoint(run: RunFolder, emit: Emit) -> Recovery | None:
+    """Return the newest whole checkpoint. If all are damaged, clear the folder, because a run can be repeated."""
+    try:
+        return newest_whole(run)
+    except NewerFormatError:
+        raise
+    except DataError as error:
+        problem = reason(error)
+    clear(run.path, ("job.json", LOCK))
+    emit({"event": "message", "text": f"{problem}; this training run starts again from step 0"})
+    return None
+
+
 def train(folder: Path, recipe: Recipe, data: Prepared, device: torch.device, order: Result, emit: Emit) -> Result:
     """Train a model and return its results, including the metric `order["metric"]`. A killed run is continued."""
     run, spec, records = RunFolder(folder), recipe.train, held_out(recipe, data)
     assert records is not None
-    recovery = newest_whole(run)
+    recovery = _whole_checkpoint(run, emit)
     watchers = [Log(run.log, recovery.progress.step if recovery else 0), Progress(emit, spec.steps or 0)]
     measure = measure_of(recipe, data, decode=0)
     trainer = assemble(recipe, data, run, device, watchers, measure, checkpoints=RARE)

@@ -30,8 +30,9 @@ from regard.files import append_text, locked, replace_text
 from regard.processes import StoppedError, request_stop, sentence
 
 STOPPED = 75  # exit code of a job that stopped early and can be continued: EX_TEMPFAIL
-# The warning before a time limit or a preemption. Slurm also sends SIGTERM when a job is preempted or cancelled.
-WARNINGS = ("SIGUSR2", "SIGTERM")
+# The warning before a time limit or a preemption: SIGUSR2, or SIGUSR1 if SUBMITIT_PREEMPT_SIGNAL chooses it. Slurm also
+# sends SIGTERM when a job is preempted or cancelled.
+WARNINGS = ("SIGUSR1", "SIGUSR2", "SIGTERM")
 
 
 @dataclass(frozen=True)

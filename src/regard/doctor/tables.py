@@ -16,9 +16,11 @@ from regard.doctor.checks.overlap import overlap
 from regard.doctor.checks.swapped import swapped
 from regard.doctor.checks.unseen import unseen
 from regard.doctor.run_record import Symptom
+from regard.doctor.symptoms.checkpoints import damaged_checkpoints
 from regard.doctor.symptoms.divergence import divergence, gradients
 from regard.doctor.symptoms.fitting import fitting
 from regard.doctor.symptoms.learning_rate import learning_rate
+from regard.doctor.symptoms.memory import split_batches
 from regard.doctor.symptoms.outputs import collapse, copying, endings, source_use
 from regard.doctor.symptoms.scores import ending, leak, worse_than_baseline
 
@@ -54,6 +56,8 @@ SYMPTOMS = (
     Symptom("baselines", worse_than_baseline),
     Symptom("endings", endings),
     Symptom("fitting", fitting),
+    Symptom("memory", split_batches),
+    Symptom("checkpoints", damaged_checkpoints),
     Symptom("ending", ending),
 )
 

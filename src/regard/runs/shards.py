@@ -1,23 +1,26 @@
 """Translation of large files by jobs of a cluster (`--cluster`): shards of lines, each translated by one job.
 
 Outputs are returned in the order of the input, and equal those of a single process. The outputs of finished shards are
-kept in a folder until the whole input is translated, so that the same command continues after an interruption.
+kept in a folder until the whole input is translated, so that the same command continues after an interruption. A job
+that ends early keeps the lines that it has translated, and the next job translates the others.
 """
 
 import json
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from regard.cluster.job import call
 from regard.cluster.pool import ClusterPool
 from regard.cluster.schedulers import Cluster
 from regard.errors import DataError, SpecError
-from regard.files import LOCK, locked
-from regard.inference.text import Output
-from regard.processes import JobError
+from regard.files import LOCK, locked, remove, replace_text
+from regard.inference.text import AHEAD, Output
+from regard.processes import JobError, StoppedError, stop_requested
 from regard.runs.workers import Task, outputs_of, translate
 
 LINES = 10_000  # lines per shard
@@ -36,6 +39,29 @@ def node_task(task: Task, device: str, threads: int | None) -> Task:
         for path in sorted(run.glob("weights-*.safetensors"))
     ]
     return {**task, "runs": list(map(str, runs)), "weights": weights, "device": device, "threads": threads or 1}
+
+
+def translate_shard(record: str, first: int, lines: list[str], kept: str) -> dict[str, Any]:
+    """Translate a shard in a job of a cluster; return outputs and warnings.
+
+    The answer for every piece of the shard is written to the folder `kept`, and pieces that an earlier job has written
+    there are not translated again. After a warning of the scheduler, the job stops at the end of a piece. A job that
+    has not translated any piece goes on, because otherwise the jobs of a slow model would stop again and again.
+    """
+    size, worked = AHEAD * json.loads(record)["batch_size"], False  # pieces that a decoder would also form
+    answer: dict[str, Any] = {"outputs": [], "warnings": []}
+    Path(kept).mkdir(exist_ok=True)
+    for begin in range(0, len(lines), size):
+        path = Path(kept) / f"{begin}.json"
+        if not path.exists():
+            if worked and (why := stop_requested()):
+                raise StoppedError(why)
+            replace_text(path, json.dumps(translate(record, first + begin, lines[begin : begin + size])))
+            worked = True
+        piece = json.loads(path.read_text(encoding="utf-8"))
+        for name in answer:
+            answer[name] += piece[name]
+    return answer
 
 
 class Shards:
@@ -75,29 +101,35 @@ class Shards:
     def translate(self, lines: Iterable[str], warn: Callable[[str], None] = lambda _: None) -> Iterator[list[Output]]:
         """Yield the n best outputs for each line, in the order of the lines, and then remove the finished shards."""
         record, source, first = json.dumps(self.task, sort_keys=True), iter(lines), 0
-        shards: deque[tuple[int, int, Future[Any]]] = deque()
+        shards: deque[tuple[int, int, Path, Future[Any]]] = deque()
         while True:
-            while sum(not future.done() for _, _, future in shards) < self.at_once and len(shards) < 4 * self.at_once:
+            while sum(not future.done() for *_, future in shards) < self.at_once and len(shards) < 4 * self.at_once:
                 if not (shard := list(islice(source, self.lines))):
                     break
-                shards.append((first, len(shard), self.pool.submit(translate, record, first, shard)))
+                kept = self.pool.folder / f"{call('lines', (record, first, shard), {})[0]}-lines"
+                future = self.pool.submit(translate_shard, record, first, shard, str(kept))
+                shards.append((first, len(shard), kept, future))
                 first += len(shard)
             if not shards:
                 break
             yield from self._outputs(*shards.popleft(), warn)
         self.pool.clear()
 
-    def _outputs(self, first: int, lines: int, future: "Future[Any]", warn: Callable[[str], None]) -> Iterator[Any]:
+    def _outputs(
+        self, first: int, lines: int, kept: Path, future: "Future[Any]", warn: Callable[[str], None]
+    ) -> Iterator[list[Output]]:
         try:
             answer = future.result()
         except JobError as error:
             raise DataError(f"lines {first + 1} to {first + lines} have no translation: {error}") from None
+        with suppress(OSError):
+            remove(kept)
         for sentence in answer["warnings"]:
             warn(sentence)
         yield from map(outputs_of, answer["outputs"])
 
 
-def _label(_: str, first: int, lines: Sequence[str]) -> str:
+def _label(_: str, first: int, lines: Sequence[str], kept: str) -> str:  # noqa: ARG001  # arguments of the call
     return f"lines {first + 1:,} to {first + len(lines):,}"
 
 

@@ -1,5 +1,7 @@
 """Training in a run folder: start or resume a run, stop on a signal, and report how fine-tuning changed the metrics."""
 
+import json
+import re
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -22,6 +24,7 @@ from regard.planner.threads import quiet as idle
 from regard.recipe.recipe import Recipe, RecipeRequest
 from regard.runs.assemble import assemble, forward_flops, measure_of
 from regard.runs.checksums import verify, write_checksums
+from regard.runs.compare import differences
 from regard.runs.options import RequestOptions, accepts, cpu_threads, seconds
 from regard.runs.request import check_request, request_from_options
 from regard.runs.resolve import choose_metric, labels_after, resolve
@@ -96,22 +99,41 @@ def start_run(
     """
     options = options or TrainingOptions()  # not a default value, because the time budget begins now
     with joined(choose_device(options.device).type) as group:
-        if continues_launch(RunFolder(out), group):
+        if continues_launch(request, RunFolder(out), options, group):
             return _resume(RunFolder(out), options, group)
         return _start(request, RunFolder(out), options, beside, group)
 
 
-def continues_launch(folder: RunFolder, group: Group) -> bool:
-    """Return whether torchrun has started these processes again after a failure, and the run has begun before it."""
+def continues_launch(request: RecipeRequest, folder: RunFolder, options: TrainingOptions, group: Group) -> bool:
+    """Return whether torchrun has started these processes again after a failure, and the run has begun before it.
+
+    Raise an error if the run in the folder has begun with other settings.
+    """
 
     def began() -> bool:
         if not folder.request.exists():
             return False
         about = folder.path / "environment.json"
         before = read_json(about).get("launch") if about.exists() else None
-        return group.restarted or (before is not None and before == launch_name())
+        continues = group.restarted or (before is not None and before == launch_name())
+        if continues:
+            _check_same_settings(request, folder, options)
+        return continues
 
     return group.alone(began) if group.size > 1 or group.restarted else False
+
+
+def _check_same_settings(request: RecipeRequest, folder: RunFolder, options: TrainingOptions) -> None:
+    """Raise an error that names the first setting in which `request` differs from the request of a run."""
+    requests = (_read_request(folder, options.trust_code), request.absolute())
+    records = [json.loads(json_text(each.record())) for each in requests]
+    for path, values in differences(records):
+        name = {"start": "--from", "fixes_rows": "data.batching"}.get(path, re.sub("^changes", "model", path))
+        before, now = (text if len(text) <= 60 else f"{text[:57]}..." for text in map(json.dumps, values))
+        raise DataError(
+            f"{folder.path} was started with {name} = {before}, not {now}; choose another folder with --out, or "
+            f"continue the run as it is with regard resume {folder.path}"
+        )
 
 
 def _start(

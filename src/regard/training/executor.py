@@ -213,7 +213,10 @@ def pinned(numbers: Sequence[float | Tensor]) -> Tensor:
 
 
 class Compiled(StepExecutor):
-    """Compiles the loss with torch.compile. If compiling fails, emits an event and runs all further steps eagerly."""
+    """Compiles the loss with torch.compile. If compiling fails, emits an event and runs all further steps eagerly.
+
+    If memory runs out in a compiled step, the error is raised, and further steps run compiled.
+    """
 
     def __init__(self, update: Update, one_shape: bool, emit: Emit) -> None:
         """If `one_shape` is true, only batches of the most common shape run compiled, and all others run eagerly."""
@@ -229,6 +232,8 @@ class Compiled(StepExecutor):
         except UpdateMemoryError:
             raise
         except Exception as error:  # an error of the step itself is raised again when it runs eagerly
+            if lacks_memory(error):
+                raise
             why = summary(error)
         # After the handler, because the error keeps all tensors of the failed step in memory.
         self.compiled = None
@@ -374,10 +379,15 @@ class Quickest(StepExecutor):
             except UpdateMemoryError:
                 raise
             except Exception as error:
-                self._fall_back(summary(error))
+                if not lacks_memory(error):
+                    self._fall_back(f"compiling failed: {summary(error)}")
+                elif self.plain.graph is not None and self.plain.common.fits(batches):  # which fits into memory
+                    self._fall_back(f"memory ran out in the compiled step: {summary(error)}")
+                else:
+                    raise
             else:
                 if self.compiled.failed is not None:
-                    self._fall_back(self.compiled.failed)
+                    self._fall_back(f"the compiled step cannot be captured: {self.compiled.failed}")
                 elif self.compiled.graph is not None and self.plain.graph is not None:
                     self.plain.release()
                 return result
@@ -417,7 +427,7 @@ class Quickest(StepExecutor):
     def _fall_back(self, why: str) -> None:
         self.compiled, self.compiles = None, False
         self.update.optimizer.zero()
-        self.emit("executor", executor="graph", why=f"compiling failed: {why}")
+        self.emit("executor", executor="graph", why=why)
 
 
 def same_shapes(batches: Sequence[Batch], others: Sequence[Batch]) -> bool:

@@ -3,6 +3,7 @@
 import importlib
 import json
 import random
+import shutil
 import sys
 from collections.abc import Callable
 from dataclasses import fields, replace
@@ -13,19 +14,24 @@ import pytest
 import torch
 
 from regard.ablation import demo, plan, rows, single_run
-from regard.ablation.experiment import Settings
+from regard.ablation.experiment import LONG, Experiment, Settings
+from regard.ablation.parallel import Resources, Runner
 from regard.ablation.results import DONE, FAILED, Results
 from regard.data.batching import Buckets, Packing
 from regard.data.objectives import Classification, LanguageModelling, Objective, Translation
 from regard.data.prepare import DataSpec
 from regard.data.text import TSV
 from regard.data.tokenizer import Characters
+from regard.decoding.beam import Beam
 from regard.errors import DataError, SpecError
 from regard.evaluation.validation import metric_for
 from regard.files import locked
+from regard.models.base import ModelSpec
 from regard.models.build import count
 from regard.nn.branches.feedforward import FeedForward
+from regard.nn.branches.self_attention import SelfAttention
 from regard.nn.norm import LayerNorm
+from regard.presets import PRESETS, preset
 from regard.recipe.recipe import Recipe, RecipeRequest, default_train, request_from_record
 from regard.runs.resolve import resolve
 from regard.training.checkpoint import CheckpointPolicy, RunFolder
@@ -34,6 +40,7 @@ from regard.training.schedule import InverseSqrt
 from regard.training.spec import TrainSpec
 from regard.training.trainer import DivergedError
 from regard.tree import swap, walk
+from regard.variants import apply
 
 CHANGES = (
     "model.d_model=16", "model.heads=2", "encoder.depth=1", "decoder.depth=1", "data.tokenizer=characters",
@@ -202,6 +209,78 @@ def test_a_run_hash_depends_on_settings_and_not_on_paths(tmp_path: Path) -> None
     assert len(hashes) == 6
 
 
+# Hashes that earlier versions gave to the run of `stored_run`: commits 07d736d, 3180674~1 and 5d8e26d.
+STORED_HASHES = {
+    "transformer_tiny": ("6f87cd61ac96b6fa", "64dd6c33a117da3b", "440153b1086d0d64"),
+    "bert_base": ("f26a6a0074ffac14", "0903379f65750251", "f8808d2a6d54ef5e"),
+    "lstm_attention": ("4d52b55451d608cd", "4d52b55451d608cd", "42c7f9ae61571935"),
+    "decoder_only": ("ff476df2f1ad5b96", "20b8433a2c7765e9", "a857001498e223ab"),
+    "prefix_lm": ("5b6f945538be0d3c", "04c9094eb799b1e3", "b05526c5afe90318"),
+    "alibi": ("bd0910a6ab95fb66", "99ba7d84ab3c8dc6", "151ed301920a3a09"),
+}
+
+
+def stored_run(model: ModelSpec) -> Recipe:
+    train = plan.training(TrainSpec(steps=100, optimizer=AdamW(1e-3)), None)
+    data = DataSpec((TSV("text.tsv"),), max_len=64, long="drop", batching=Buckets(200))
+    return Recipe(model, data, train, Beam())
+
+
+@pytest.mark.parametrize("name", STORED_HASHES)
+def test_a_run_is_found_by_the_hash_of_an_earlier_version(name: str) -> None:
+    model = preset(name) if name in PRESETS else apply(name, preset("transformer_tiny"))
+    oldest, *later = STORED_HASHES[name]
+    current, *former = plan.run_hashes(stored_run(model), "tokens")
+    assert current == oldest
+    assert {oldest, *later} <= {current, *former}
+
+
+@pytest.mark.parametrize(
+    "edits",
+    [{"max_skipped": 3}, {"checkpoint_layers": True}, {"keep_state": 2}, {"parallel": "shard"}],
+    ids=lambda edits: next(iter(edits)),
+)
+def test_another_value_of_an_added_training_setting_changes_the_hash(edits: dict[str, Any]) -> None:
+    recipe = stored_run(preset("transformer_tiny"))
+    changed = plan.run_hashes(replace(recipe, train=replace(recipe.train, **edits)), "tokens")
+    assert not set(changed) & set(plan.run_hashes(recipe, "tokens"))
+
+
+def test_another_value_of_an_added_model_setting_changes_the_hash() -> None:
+    recipe = stored_run(preset("transformer_tiny"))
+    tied = swap(recipe.model, SelfAttention, lambda part: replace(part, tied="query_key"))
+    assert tied != recipe.model
+    assert not set(plan.run_hashes(replace(recipe, model=tied), "tokens")) & set(plan.run_hashes(recipe, "tokens"))
+
+
+def test_a_run_that_an_earlier_version_finished_is_not_repeated(tmp_path: Path) -> None:
+    text, recipe = prepared(tmp_path)
+    base = rows.RowBuilder(recipe, text.data, "none").base
+    result = {"status": DONE, "scores": {"loss": 1.0, "bleu": 1.0}, "loss": 1.0, "early": {"loss": 2.0}, "curve": []}
+    result |= {"steps": 16, "steps_per_second": 1.0, "device": "cpu"}
+    results = Results(tmp_path)
+    for job in plan.runs(base, [], 2, recipe, text, {}):
+        stored_hash = job.former_hashes[-1]
+        assert stored_hash != job.hash
+        results.add(result | {"row": "base", "seed": job.seed, "factor": 1.0, "hash": stored_hash})
+    events: list[dict[str, Any]] = []
+    settings = Settings(seeds=2, steps=16)
+    report = Experiment(tmp_path, settings, Resources("cpu"), events.append, text, recipe, base, []).run()
+    planned = [(event["runs"], event["finished"]) for event in events if event["event"] == "plan"]
+    assert planned == [(6, 6)]
+    assert report.complete
+
+
+def test_the_number_of_steps_that_an_earlier_version_measured_is_used(tmp_path: Path) -> None:
+    text, recipe = prepared(tmp_path)
+    base = rows.RowBuilder(recipe, text.data, "none").base
+    probe = plan.job(base, 1, replace(recipe, train=plan.training(recipe.train, LONG)), text)
+    (tmp_path / "steps.json").write_text(json.dumps({f"{probe.former_hashes[-1]} 20": 123}))
+    experiment = Experiment(tmp_path, Settings(seconds=20.0), Resources("cpu"), lambda _: None, text, recipe, base, [])
+    with Runner(tmp_path, Resources("cpu")) as runner:
+        assert experiment._steps(runner, base, 20.0) == 123
+
+
 def test_text_is_tokenised_once(tmp_path: Path) -> None:
     messages: list[str] = []
     result = request(tmp_path)
@@ -219,6 +298,28 @@ def test_text_is_tokenised_once(tmp_path: Path) -> None:
     (tmp_path / "text.tsv").unlink()
     with pytest.raises(DataError, match="no such file"):
         plan.tokenised(result, tmp_path / "data")
+
+
+def test_a_reworded_sentence_in_a_tokenizer_changes_no_hash(tmp_path: Path) -> None:
+    text, recipe = prepared(tmp_path)
+    base = rows.RowBuilder(recipe, text.data, "none").base
+    job = plan.job(base, 1, recipe, text)
+    # The text as an earlier version has stored it, beside the folder of this version.
+    earlier = tmp_path / "data" / "earlier"
+    shutil.copytree(text.folder, earlier)
+    tokenizer = earlier / "tokenizer.source.json"
+    why = text.data.tokenizers["source"].why
+    assert tokenizer.read_text().count(why) == 1
+    tokenizer.write_text(tokenizer.read_text().replace(why, "other words"))
+    again = plan.tokenised(request(tmp_path), tmp_path / "data")
+    assert again.fingerprint == text.fingerprint
+    assert len(again.former_fingerprints) == 2
+    assert plan.job(base, 1, recipe, again).hash == job.hash
+    by_files = plan._former_fingerprint(earlier)
+    assert set(plan.run_hashes(job.recipe, by_files)) < set(plan.job(base, 1, recipe, again).former_hashes)
+    # Other tokens are another text.
+    tokenizer.write_text(tokenizer.read_text().replace('"A":', '"AA":'))
+    assert len(plan.tokenised(request(tmp_path), tmp_path / "data").former_fingerprints) == 1
 
 
 def test_a_changed_tokenizer_file_gives_other_tokenised_text(tmp_path: Path) -> None:
@@ -257,10 +358,10 @@ def test_a_run_hash_depends_on_the_users_own_code(tmp_path: Path, monkeypatch: p
     monkeypatch.syspath_prepend(tmp_path)
     module = importlib.import_module("my_norm")
     changed = replace(recipe, model=swap(recipe.model, LayerNorm, lambda _: module.MyNorm()))
-    first = plan.run_hash(changed, text.fingerprint)
-    assert plan.run_hash(changed, text.fingerprint) == first
+    first = plan.run_hashes(changed, text.fingerprint)
+    assert plan.run_hashes(changed, text.fingerprint) == first
     (tmp_path / "my_norm.py").write_text(NORM.replace("1e-5", "1e-2"))
-    assert plan.run_hash(changed, text.fingerprint) != first
+    assert not set(plan.run_hashes(changed, text.fingerprint)) & set(first)
     monkeypatch.delitem(sys.modules, "my_norm")
 
 
@@ -308,7 +409,8 @@ def test_every_data_setting_changes_the_run_hash(tmp_path: Path, name: str) -> N
     new_text = plan.tokenised(changed, tmp_path / "data")
     new_recipe = resolve(changed, new_text.data, torch.device("cpu"), lambda _: None)
     new_recipe = replace(new_recipe, train=recipe.train)
-    assert plan.run_hash(new_recipe, new_text.fingerprint) != plan.run_hash(recipe, text.fingerprint)
+    hashes = plan.run_hashes(new_recipe, new_text.fingerprint)
+    assert not set(hashes) & set(plan.run_hashes(recipe, text.fingerprint))
 
 
 @pytest.mark.parametrize(
@@ -391,6 +493,50 @@ def test_a_resumed_run_gives_the_same_results(tmp_path: Path, monkeypatch: pytes
     assert again["loss"] == whole["loss"]
     timed = single_run.run(order | {"folder": str(tmp_path / "fast"), "seconds": 0.05}, lambda _: None)
     assert timed["steps_per_second"] > 0
+
+
+def stopped_at_step_9(folder: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[dict[str, Any], RunFolder]:
+    """Return the order and the folder of a run that was killed after the checkpoint of step 8."""
+    monkeypatch.setattr(single_run, "RARE", CheckpointPolicy(final=False))
+    order = order_in(folder)
+
+    def stop(event: dict) -> None:
+        if event["step"] == 9:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        single_run.run(order, stop)
+    run = RunFolder(order["folder"])
+    assert run.checkpoints() == [8]
+    return order, run
+
+
+@pytest.mark.parametrize("name", ["weights", "trainer", "state"])
+def test_a_run_whose_only_checkpoint_is_damaged_starts_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    order, run = stopped_at_step_9(tmp_path, monkeypatch)
+    paths = {"weights": run.weights(8), "trainer": run.trainer(8, "safetensors"), "state": run.trainer(8, "json")}
+    paths[name].write_bytes(paths[name].read_bytes()[:-5])
+    (run.path / "job.json").write_text("{}")
+    events: list[dict[str, Any]] = []
+    result = single_run.run(order, events.append)
+    assert result["status"] == DONE
+    assert [step for step, _ in result["curve"]] == list(range(1, 17))
+    (message,) = [event["text"] for event in events if event["event"] == "message"]
+    assert message.startswith(str(paths[name]))
+    assert message.endswith("; this training run starts again from step 0")
+    assert (run.path / "job.json").exists()
+
+
+def test_a_checkpoint_of_a_newer_version_is_not_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    order, run = stopped_at_step_9(tmp_path, monkeypatch)
+    state = json.loads(run.trainer(8, "json").read_text())
+    run.trainer(8, "json").write_text(json.dumps(state | {"format": state["format"] + 1}))
+    result = single_run.run(order, lambda _: None)
+    assert result["status"] == FAILED
+    assert "upgrade regard" in result["error"]
+    assert run.weights(8).exists()
 
 
 def test_failed_and_diverged_runs_have_results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -77,16 +77,19 @@ def test_a_job_that_dies_too_often_fails(cluster: Cluster, jobs: Any, tmp_path: 
     assert list((tmp_path / "work" / "logs").iterdir()), "the log of the job that died"
 
 
-def test_a_warning_signal_stops_a_job_which_is_continued(cluster: Cluster, jobs: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["SIGUSR1", "SIGUSR2", "SIGTERM"])
+def test_a_warning_signal_stops_a_job_which_is_continued(
+    cluster: Cluster, jobs: Any, tmp_path: Path, name: str
+) -> None:
     reports: list[str] = []
     path = tmp_path / "pid"
     with ClusterPool(cluster, tmp_path / "work", report=reports.append) as pool:
         future = pool.submit(jobs.wait, str(path), 60)
         until(lambda: path.exists() and path.read_text())
-        os.kill(int(path.read_text()), signal.SIGUSR2)
+        os.kill(int(path.read_text()), signal.Signals[name])
         assert future.result(60) == "continued"
     (report,) = reports
-    assert "saved its state and stopped (SIGUSR2)" in report
+    assert f"saved its state and stopped ({name})" in report
 
 
 def test_leaving_the_block_ends_the_jobs(cluster: Cluster, jobs: Any, tmp_path: Path) -> None:

@@ -1,21 +1,26 @@
 """The checks of training runs, on logs and outputs that are made for them."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from regard.data.batching import Buckets
 from regard.data.prepare import DataSpec
 from regard.data.text import ParallelFiles
 from regard.decoding.beam import Beam
 from regard.doctor.finding import Finding
 from regard.doctor.run_record import Event, Outputs, RunRecord, read_log
+from regard.doctor.symptoms.checkpoints import damaged_checkpoints
 from regard.doctor.symptoms.divergence import divergence, gradients
 from regard.doctor.symptoms.fitting import fitting
 from regard.doctor.symptoms.learning_rate import learning_rate
+from regard.doctor.symptoms.memory import split_batches
 from regard.doctor.symptoms.outputs import collapse, copying, endings, source_use
 from regard.doctor.symptoms.scores import ending
+from regard.doctor.tables import SYMPTOMS
 from regard.errors import DataError
 from regard.planner import suggested_rate
 from regard.presets import preset
@@ -97,6 +102,41 @@ def test_a_skipped_step_that_was_logged_alone_is_no_divergence(run: Make) -> Non
     found = one(divergence(run(falling(20), events=events)))
     assert found.level == "warning"
     assert found.evidence == ("step 500, the loss is nan",)
+
+
+def test_batches_that_were_computed_in_parts_are_named_with_smaller_ones(run: Make) -> None:
+    first: Event = {"event": "split", "step": 40, "rows": 64, "parts": 2, "shape": "64x50/64x48", "why": "CUDA"}
+    events: list[Event] = [first, first | {"step": 70, "parts": 4}, first | {"step": 90, "shape": "64x60/64x58"}]
+    record = run(falling(20), events=events)
+    record.recipe = replace(record.recipe, data=replace(record.recipe.data, batching=Buckets(tokens=4000)))
+    found = one(split_batches(record))
+    assert (found.check, found.level) == ("memory", "warning")
+    assert "batches of 2 shapes are computed in parts" in found.message
+    assert found.evidence == (
+        "step 70: batches of 64 rows (64x50/64x48) in 4 parts",
+        "step 90: batches of 64 rows (64x60/64x58) in 2 parts",
+    )
+    assert "--set data.batching.tokens=1000 and --set train.accumulate=4" in found.advice
+    assert list(split_batches(run(falling(20)))) == []
+
+
+def test_the_advice_on_parts_needs_no_batch_size(run: Make) -> None:
+    found = one(split_batches(run(falling(20), events=[{"event": "split", "step": 40}])))
+    assert "choose smaller batches" in found.advice
+
+
+def test_damaged_checkpoints_are_counted_and_quoted(run: Make) -> None:
+    problem = "weights-40.safetensors has changed since it was saved; training resumes from the checkpoint of step 20"
+    found = one(damaged_checkpoints(run(falling(20), events=[{"event": "damaged", "step": 20, "problem": problem}])))
+    assert (found.check, found.level) == ("checkpoints", "warning")
+    assert found.message == "1 damaged checkpoint was skipped"
+    assert found.evidence == (f"step 20: {problem}",)
+    assert "disk" in found.advice
+    assert list(damaged_checkpoints(run(falling(20)))) == []
+
+
+def test_the_events_of_training_are_examined() -> None:
+    assert {split_batches, damaged_checkpoints} <= {symptom.find for symptom in SYMPTOMS}
 
 
 def test_a_gradient_that_grows_is_an_error_and_one_spike_a_note(run: Make) -> None:

@@ -13,14 +13,16 @@ import pytest
 import regard
 from regard.cluster.schedulers import Cluster, LocalScheduler
 from regard.errors import DataError, SpecError
+from regard.processes import StoppedError
 from regard.runs import shards
 from regard.runs.shards import Shards, check_options, node_task
 
 pytest.importorskip("submitit")
-# Works like `regard.runs.workers.translate`, without a model, and counts its calls.
+# Works like `regard.runs.shards.translate_shard`, without a model, and counts its calls.
 UPPER = """
 import os, pathlib, signal, time
-def translate(record, first, lines):
+def translate_shard(record, first, lines, kept):
+    pathlib.Path(kept).mkdir(exist_ok=True)
     (pathlib.Path(__file__).parent / "calls").open("a").write(f"{first}\\n")
     if first == 0: time.sleep(0.5)
     if "die" in lines: os.kill(os.getpid(), signal.SIGKILL)
@@ -29,7 +31,7 @@ def translate(record, first, lines):
     outputs = [[{"text": text.upper(), "tokens": [text], **usual}] for text in lines]
     return {"outputs": outputs, "warnings": [text for text in lines if text == "long"]}
 """
-TASK = {"threads": 1}
+TASK = {"threads": 1, "batch_size": 1}
 
 
 @pytest.fixture
@@ -38,7 +40,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join((str(tmp_path), str(Path(regard.__path__[0]).parent))))
     monkeypatch.syspath_prepend(str(tmp_path))
     sys.modules.pop("upper_of_a_test", None)
-    monkeypatch.setattr(shards, "translate", importlib.import_module("upper_of_a_test").translate)
+    monkeypatch.setattr(shards, "translate_shard", importlib.import_module("upper_of_a_test").translate_shard)
     monkeypatch.setattr(LocalScheduler, "grace", 0.2)
     yield tmp_path
     del sys.modules["upper_of_a_test"]
@@ -78,6 +80,50 @@ def test_finished_shards_are_not_repeated(folder: Path) -> None:
 def test_a_shard_whose_job_dies_names_its_lines(folder: Path) -> None:
     with pytest.raises(DataError, match=r"^lines 1 to 2 have no translation: its job died 2 times"):
         translated(folder, ["a", "die"])
+
+
+class Decoder:
+    """Stands for `regard.runs.workers.translate`: it fails at the line "die" until it is healed."""
+
+    def __init__(self) -> None:
+        self.healed = False
+        self.calls: list[int] = []
+
+    def translate(self, _: str, first: int, lines: list[str]) -> dict[str, Any]:
+        self.calls.append(first)
+        if "die" in lines and not self.healed:
+            raise KeyboardInterrupt
+        return {"outputs": [text.upper() for text in lines], "warnings": [f"line {first}"]}
+
+
+@pytest.fixture
+def decoder(monkeypatch: pytest.MonkeyPatch) -> Decoder:
+    decoder = Decoder()
+    monkeypatch.setattr(shards, "translate", decoder.translate)
+    return decoder
+
+
+def test_a_job_that_is_killed_keeps_its_finished_lines(tmp_path: Path, decoder: Decoder) -> None:
+    arguments = (json.dumps(TASK), 5, ["a"] * 40 + ["die"] * 40, str(tmp_path / "kept"))
+    with pytest.raises(KeyboardInterrupt):
+        shards.translate_shard(*arguments)
+    decoder.healed = True
+    answer = shards.translate_shard(*arguments)
+    assert answer["outputs"] == ["A"] * 40 + ["DIE"] * 40
+    assert answer["warnings"] == ["line 5", "line 37", "line 69"]
+    assert decoder.calls == [5, 37, 37, 69]  # a piece is 32 lines
+
+
+def test_a_job_stops_after_a_warning_and_is_continued(
+    tmp_path: Path, decoder: Decoder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shards, "stop_requested", lambda: "SIGUSR2")
+    arguments = (json.dumps(TASK), 0, ["a"] * 70, str(tmp_path / "kept"))
+    for _ in range(2):
+        with pytest.raises(StoppedError, match="SIGUSR2"):
+            shards.translate_shard(*arguments)
+    assert shards.translate_shard(*arguments)["outputs"] == ["A"] * 70
+    assert decoder.calls == [0, 32, 64]  # each of the three jobs has translated one piece
 
 
 def test_no_lines(folder: Path) -> None:

@@ -15,6 +15,7 @@ from regard.recipe.recipe import request_from_record
 from regard.runs.request import request_from_options
 from regard.runs.train import (
     TrainingOptions,
+    continues_launch,
     described_change,
     inside_warmup,
     resume,
@@ -22,7 +23,7 @@ from regard.runs.train import (
     start_run,
     train,
 )
-from regard.training.checkpoint import RunFolder
+from regard.training.checkpoint import FORMAT, RunFolder, write_json
 from regard.training.parallel.group import Group
 from regard.training.parallel.joining import OtherRankError
 from regard.training.schedule import Constant, Cosine
@@ -129,6 +130,72 @@ def test_the_other_ranks_see_signs_of_life_while_rank_0_reads_a_checkpoint_and_m
         monkeypatch.setattr(train_module, name, recorded(name))
     assert resume(tmp_path / "run", device="cpu").finished
     assert seen == {"newest_whole": True, "_report_model": True}
+
+
+class Restarted(Group):
+    restarted = True
+
+
+class Two(Group):
+    size = 2
+
+
+@pytest.fixture
+def begun(text: Path, tmp_path: Path) -> RunFolder:
+    """A run that the launch `mine` has begun."""
+    folder = RunFolder(tmp_path / "run")
+    folder.path.mkdir()
+    record = {"format": FORMAT} | request_from_options(**options(text)).absolute().record()
+    write_json(folder.request, record)
+    write_json(folder.path / "environment.json", {"launch": "mine"})
+    return folder
+
+
+@pytest.mark.parametrize("group", [Restarted(), Two()], ids=["restarted", "same name"])
+@pytest.mark.parametrize(
+    ("more", "difference"),
+    [
+        ({"changes": ["train.steps=9"]}, "train.steps = 4, not 9"),
+        ({"changes": ["model.heads=4"]}, "model.heads = 2, not 4"),
+        ({"preset": "transformer_tiny"}, 'model.preset = "transformer_small", not "transformer_tiny"'),
+        ({"variants": ["swiglu"]}, 'variants = [], not ["swiglu"]'),
+    ],
+)
+def test_a_launch_with_other_settings_does_not_continue_a_run(
+    begun: RunFolder,
+    text: Path,
+    group: Group,
+    more: dict[str, Any],
+    difference: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "mine")
+    changed = [change.partition("=")[0] for change in more.get("changes", ())]
+    kept = [change for change in (*SHORT, *SMALL) if change.partition("=")[0] not in changed]
+    given: dict[str, Any] = options(text) | more | {"changes": [*kept, *more.get("changes", ())]}
+    with pytest.raises(DataError) as error:
+        continues_launch(request_from_options(**given), begun, TrainingOptions("cpu"), group)
+    folder = begun.path
+    assert str(error.value) == (
+        f"{folder} was started with {difference}; choose another folder with --out, or continue the run as it is with "
+        f"regard resume {folder}"
+    )
+
+
+def test_a_launch_with_the_same_settings_continues_its_run(
+    begun: RunFolder, text: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    request, given = request_from_options(**options(text)), TrainingOptions("cpu")
+    monkeypatch.chdir(text.parent)
+    relative = request_from_options(**options(Path(text.name)))
+    for same in (request, relative):
+        assert continues_launch(same, begun, given, Restarted())
+        monkeypatch.setenv("TORCHELASTIC_RUN_ID", "mine")
+        assert continues_launch(same, begun, given, Two())
+        monkeypatch.setenv("TORCHELASTIC_RUN_ID", "another")
+        assert not continues_launch(same, begun, given, Two())
+    assert not continues_launch(request, begun, given, Group())
+    assert not continues_launch(request, RunFolder(begun.path / "new"), given, Two())
 
 
 @pytest.mark.parametrize("failed", [True, False])

@@ -110,7 +110,10 @@ def test_the_seed_determines_the_random_numbers_of_a_step() -> None:
     assert not torch.equal(weights(first), weights(other))
 
 
-def failing(after: int) -> Callable[..., Any]:
+LACK = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB.\nAnd more.")
+
+
+def failing(after: int, error: Exception | None = None) -> Callable[..., Any]:
     """A fake torch.compile, whose compiled loss fails after `after` calls, when gradients have been computed."""
 
     def compile_(loss: Callable[[Batch], Any], **_: Any) -> Callable[[Batch], Any]:
@@ -121,7 +124,7 @@ def failing(after: int) -> Callable[..., Any]:
             calls += 1
             if calls > after:
                 loss(batch).total.backward()
-                raise RuntimeError("no compiler here\nand a long story")
+                raise error or RuntimeError("no compiler here\nand a long story")
             return loss(batch)
 
         return run
@@ -315,6 +318,42 @@ def test_a_failed_compilation_falls_back_to_the_plain_graph(
     assert [graph.replays for graph in graphs] == [9 - 1 - 2 - WARM]
 
 
+def test_the_plain_graph_is_kept_if_the_compiled_step_lacks_memory(
+    graphs: list[Graph], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch, "compile", failing(after=0, error=LACK))
+    tested, reference, events = update(model()), update(model()), Events()
+    steps = [[FIRST]] * (1 + WARM + executor.TIMED + 4)
+    run(Quickest(tested, events, lambda _: 1e9, None), steps)
+    run(Eager(reference), steps)
+    torch.testing.assert_close(weights(tested.model), weights(reference.model), rtol=1e-6, atol=1e-9)
+    assert events.names == ["graph", "compiling", "graph"]
+    assert events[2]["why"].startswith("memory ran out in the compiled step: OutOfMemoryError: CUDA out of memory")
+
+
+def test_a_compiled_step_that_lacks_memory_is_raised_if_no_graph_has_run(
+    graphs: list[Graph], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch, "compile", failing(after=0, error=LACK))
+    events = Events()
+    with pytest.raises(torch.OutOfMemoryError):
+        run(Quickest(update(model()), events, lambda _: 1.0, True), [[FIRST]] * 3)
+    assert events.names == ["compiling"]
+    assert graphs == []
+
+
+def test_a_compiled_step_that_cannot_be_captured_is_reported(
+    graphs: list[Graph], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(step: Callable[[], object], stream: Stream, pool: str | None) -> Graph:
+        raise LACK
+
+    monkeypatch.setattr(executor.graphs, "capture", fails)
+    events = Events()
+    run(Quickest(update(model()), events, lambda _: 1.0, True), [[FIRST]] * 6)
+    assert events[1]["why"].startswith("the compiled step cannot be captured: OutOfMemoryError")
+
+
 def test_capture_obstacles_are_named() -> None:
     step = update(model())
     assert capture_obstacle(step, True) is None
@@ -440,7 +479,7 @@ def test_a_failed_compilation_frees_its_memory_before_the_step_is_run_again() ->
     def fail(*_: Any) -> StepResult:
         big = Big()
         references.append(weakref.ref(big))
-        raise torch.OutOfMemoryError("CUDA out of memory")
+        raise RuntimeError("no compiler here")
 
     def check(*_: Any) -> StepResult:
         gc.collect()

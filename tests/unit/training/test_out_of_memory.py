@@ -17,16 +17,15 @@ from regard.data.objectives import Translation
 from regard.errors import OutOfMemoryError
 from regard.models.loss import Loss
 from regard.training.checkpoint import RunFolder
-from regard.training.executor import Eager, StepExecutor, StepResult, StepScalars
+from regard.training.executor import Compiled, Eager, StepExecutor, StepResult, StepScalars
 from regard.training.out_of_memory import RowMemoryError, SplitSteps, label_count, positions, shape, split
 from regard.training.trainer import Trainer
+from tests.unit.training.test_executor import LACK, model, scalars, update, weights
 from tests.unit.training.test_executor import Events as ExecutorEvents
-from tests.unit.training.test_executor import model, scalars, update, weights
 from tests.unit.training.test_trainer import Recorder, Scripted, copied, item_of, pairs, same, spec_of, tiny
 
 WIDE = translation([([5, 6, 7, 4], [8, 9]), ([3, 4], [6]), ([9], [9, 8, 7, 6, 5]), ([4, 4], [3]), ([6, 7], [5, 5])])
 NARROW = translation([([5, 6], [8]), ([3, 4], [6])])
-LACK = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB.\nAnd more.")
 
 
 class Events(ExecutorEvents):
@@ -88,6 +87,21 @@ def test_the_number_of_parts_of_a_shape_is_kept() -> None:
     assert sizes[-1] == positions(NARROW)
     assert max(sizes) <= 30
     assert tested.parts == {"5x5/5x6": 4}
+
+
+def test_a_compiled_step_that_lacks_memory_is_split(monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes, reports = list[int](), list[dict[str, Any]]()
+    monkeypatch.setattr(torch, "compile", lambda loss, **_: limited(loss, 30, sizes))
+    step, reference, events = update(model()), update(model()), Events()
+    inner = Compiled(step, False, lambda _, **values: reports.append(values))
+    tested = SplitSteps(inner, step, events, {})
+    for seed, batch in enumerate([WIDE, NARROW, WIDE]):
+        tested.run([batch], scalars(batch), seed)
+        Eager(reference).run([batch], scalars(batch), seed)
+    torch.testing.assert_close(weights(step.model), weights(reference.model), rtol=1e-6, atol=1e-8)
+    assert [(event["rows"], event["parts"]) for event in events] == [(5, 2)]
+    assert sizes == [positions(WIDE), positions(NARROW)]  # batches that fit still run compiled
+    assert reports == []
 
 
 def test_the_random_numbers_of_a_repeated_step_are_seeded_again() -> None:
