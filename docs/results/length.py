@@ -47,14 +47,27 @@ def dated(result: Result) -> Result:
 def merged(old: list[Result], new: list[Result]) -> list[Result]:
     """Return the newest result of each part for each device, in the order of the page.
 
-    The parts are time and memory, which are the rows of a result and what describes them, and associative recall.
+    The parts are time and memory, which are the rows of a result and what describes them, and associative recall. Rows
+    of models and lengths that a newer result does not have are kept, if their batches have as many sequences.
     """
     newest: dict[str, Result] = {}
     for result in (*old, *new):
         before = newest.get(result["device"], result)
-        costs, recall = result if result["rows"] else before, result if result["recall"] else before
+        costs, recall = (
+            with_rows_of(before, result) if result["rows"] else before,
+            result if result["recall"] else before,
+        )
         newest[result["device"]] = costs | {name: recall[name] for name in ("recall", "accuracy")}
     return [newest[device] for device in TITLES if device in newest]
+
+
+def with_rows_of(before: Result, result: Result) -> Result:
+    """Return a result with the rows and exponents of an earlier one that it does not have."""
+    known = {(row["name"], row["length"]): row for row in before["rows"] if row["batch_rows"] == result["batch_rows"]}
+    rows = known | {(row["name"], row["length"]): row for row in result["rows"]}
+    names = list(dict.fromkeys(name for name, _ in [*known, *rows]))
+    listed = [rows[key] for key in sorted(rows, key=lambda key: (names.index(key[0]), key[1]))]
+    return result | {"rows": listed, "exponents": before["exponents"] | result["exponents"]}
 
 
 def picture(result: Result) -> str:
@@ -101,7 +114,9 @@ def section(result: Result) -> list[str]:
             f"windows and blocks of {result['size']['window']} tokens."
         )
     if result["recall"]:
-        text.append(f"Recall: {result['recall']['steps']:,} training steps on {result['recall']['date']}.")
+        elsewhere = result["recall"].get("elsewhere")  # models that were trained on another device
+        trained = f" ({elsewhere})" if elsewhere else ""
+        text.append(f"Recall: {result['recall']['steps']:,} training steps on {result['recall']['date']}{trained}.")
     text.append(f"{where}, torch {machine['versions']['torch']}.")
     lines = [f"## {title}", "", " ".join(text), "", f"![{title}: {shown}]({picture(result)})"]
     for heading, cells in tables(result):

@@ -292,6 +292,25 @@ def test_page_has_the_newest_result_of_each_device_with_its_tables(tmp_path: Pat
     assert math.isclose(json.loads((tmp_path / "length.json").read_text())[1]["rows"][0]["length"], 32)
 
 
+def test_rows_of_models_and_lengths_that_were_measured_before_are_kept() -> None:
+    script: dict[str, Any] = runpy.run_path(str(Path(__file__).parents[3] / "docs" / "results" / "length.py"))
+
+    def result(rows: list[tuple[str, int, float]], batch_rows: int = 4) -> dict[str, Any]:
+        fields = ("name", "length", "seconds")
+        listed = [dict(zip(fields, row, strict=True)) | {"batch_rows": batch_rows} for row in rows]
+        common = {"device": "cuda", "recall": None, "accuracy": {}, "batch_rows": batch_rows}
+        return common | {"rows": listed, "exponents": {name: {"seconds": time} for name, _, time in rows}}
+
+    old = result([("full", 256, 1.0), ("full", 512, 2.0), ("window", 256, 3.0)])
+    new = result([("full", 512, 4.0), ("full", 1024, 5.0)])
+    (merged,) = script["merged"]([old], [new])
+    times = [(row["name"], row["length"], row["seconds"]) for row in merged["rows"]]
+    assert times == [("full", 256, 1.0), ("full", 512, 4.0), ("full", 1024, 5.0), ("window", 256, 3.0)]
+    assert merged["exponents"] == {"full": {"seconds": 5.0}, "window": {"seconds": 3.0}}
+    (merged,) = script["merged"]([old], [result([("full", 512, 4.0)], batch_rows=8)])
+    assert len(merged["rows"]) == 1
+
+
 def test_parts_that_are_measured_separately_are_merged_by_device(tmp_path: Path, short: LengthWork) -> None:
     script: dict[str, Any] = runpy.run_path(str(Path(__file__).parents[3] / "docs" / "results" / "length.py"))
     task = RecallTask(length=64, distances=(4, 32), tokens=64, steps=1, test=2)
