@@ -137,14 +137,14 @@ def test_order_of_turns_changes_and_warm_up_is_not_measured() -> None:
     names = ["regard", "one", "two", "three", "four"]
     messages: list[str] = []
     rows = race([Contestant(name, 5, lambda n, name=name: turn(name, n)) for name in names], 2, CPU, messages.append)
-    orders = [[name for number, name in turns if number == i] for i in range(4)]
-    assert [number for number, _ in turns] == sorted([0, 1, 2, 3] * 5)
+    orders = [[name for number, name in turns if number == i] for i in range(5)]
+    assert [number for number, _ in turns] == sorted([0, 1, 2, 3, 4] * 5)
     assert all(sorted(order) == sorted(names) for order in orders)
     assert orders[1] == orders[0][::-1]
     assert orders[3] == orders[2][::-1]
     assert orders[2] != orders[0]
     assert [row.name for row in rows] == names
-    assert [line.split(":")[0] for line in messages] == ["warming up", "warming up", "round 1 of 2", "round 2 of 2"]
+    assert [line.split(":")[0] for line in messages] == [*["warming up"] * 3, "round 1 of 2", "round 2 of 2"]
 
 
 def test_peer_of_another_size_is_refused() -> None:
