@@ -57,7 +57,7 @@ bench: $(STAMP) ## cost of composition against the same arithmetic by hand
 bench-data: $(STAMP) ## what feeding a model costs, and that it grows no faster than the corpus
 	OMP_NUM_THREADS=1 $(BIN)/python bench/data.py
 
-bench-checkpoints: $(STAMP) ## what checkpoints in the background cost in training time (a few minutes)
+bench-checkpoints: $(STAMP) ## what checkpoints in the background cost in training time (a CPU: about 25 minutes)
 	OMP_NUM_THREADS=1 $(BIN)/python bench/checkpointing.py $(CHECKPOINTS_ARGS)
 
 bench-train: $(STAMP) ## training speed against the peers that are installed, small shape
