@@ -268,6 +268,8 @@ def test_sparse_attention_is_raced_by_every_kernel_and_trained_with(
     words = ["--device", "cpu", "--max", "1024", "--rounds", "1", "--json", str(tmp_path / "sparse.json")]
     monkeypatch.setattr(sys, "argv", ["sparse_attention.py", *words])
     monkeypatch.setattr(torch, "set_num_threads", lambda _: None)
+    for name in ("LAYERS", "WARM_UP"):  # the function reads them in its own copy of the globals
+        monkeypatch.setitem(script["main"].__globals__, name, 1)
     script["main"]()
     result = json.loads((tmp_path / "sparse.json").read_text())
     patterns = ["full", "window", "blocks", "sinks", "BigBird, causal"]
