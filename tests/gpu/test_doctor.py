@@ -7,7 +7,6 @@ import pytest
 import torch
 
 from regard.doctor.probe import probe
-from regard.doctor.trial import SAFE
 from regard.errors import OutOfMemoryError
 from regard.runs.request import request_from_options
 from regard.runs.train import train
@@ -26,9 +25,7 @@ def text(tmp_path: Path) -> dict[str, Any]:
 
 
 @pytest.mark.gpu
-def test_the_largest_budget_of_the_probe_trains_and_a_larger_one_is_refused(
-    text: dict[str, Any], tmp_path: Path
-) -> None:
+def test_training_with_the_largest_budget_of_the_probe_has_enough_memory(text: dict[str, Any], tmp_path: Path) -> None:
     total = torch.cuda.get_device_properties(0).total_memory
     torch.cuda.set_per_process_memory_fraction(min(1.0, 6e9 / total))  # a small GPU, so that the limit is near
     try:
@@ -37,7 +34,6 @@ def test_the_largest_budget_of_the_probe_trains_and_a_larger_one_is_refused(
         )
         found = probe(request, "cuda")
         assert found.longest > LONG
-        assert found.peak is None or found.fits == (found.peak <= SAFE * found.available)
         if found.largest is None:
             assert not found.fits
             with pytest.raises(OutOfMemoryError):

@@ -14,7 +14,8 @@ from regard.data.token_store import Column, Table
 from regard.doctor.forecast import duration, forecast, gigabytes
 from regard.doctor.probe import Probe, probe
 from regard.doctor.resources import available_memory, disk_space
-from regard.doctor.trial import Worst, batch_sizes, bisect
+from regard.doctor.trial import Trial, Worst, batch_sizes, bisect
+from regard.presets import preset
 from regard.runs.request import request_from_options
 from regard.training.checkpoint import RunFolder
 from regard.training.trainer import Trainer
@@ -45,6 +46,18 @@ def test_packed_batches_all_have_one_size() -> None:
     each = loader(Packing(256, 64))
     sizes, _, _ = batch_sizes(each, each.plan(0))
     assert set(sizes.tolist()) == {2 * 256}
+
+
+def test_the_batch_with_the_longest_example_is_tried_if_another_may_need_more(tmp_path: Path) -> None:
+    rows = [[1, *range(3, 3 + n), 2] for n in [8] * 200 + [100]]
+    table = Table({"source": Column.of([row[1:] for row in rows]), "target": Column.of(rows)})
+    batches = BatchLoader(Examples([table], [1.0], Translation()), Buckets(190), seed=1)
+    model: Any = preset("transformer_tiny", vocab=200)
+    trial = Trial(Trainer(tiny(), spec_of(2), batches, RunFolder(tmp_path)), model)
+    (_, likely), (_, longest) = trial.worst(190)
+    assert likely.rows > 10
+    assert (longest.rows, max(longest.longest.values())) == (1, trial.longest)
+    assert len(trial.worst(102)) == 1  # the longest example needs the most itself
 
 
 @pytest.mark.parametrize("limit", [10, 64, 1000, 1700, 5000])

@@ -12,7 +12,6 @@ import torch
 
 from regard.data.loader import Place
 from regard.errors import DataError
-from regard.models.loss import Loss
 from regard.training import skipped_steps
 from regard.training.checkpoint import RunFolder
 from regard.training.log_window import StepRecord
@@ -26,6 +25,7 @@ from tests.unit.training.test_trainer import (
     copied,
     item_of,
     pairs,
+    poison,
     same,
     spec_of,
     stopping,
@@ -35,22 +35,6 @@ from tests.unit.training.test_trainer import (
 
 MUON = Muon(0.1, rest=AdamW(0.1))
 ITEMS = [item_of(pairs(12), [n, n + 4, n + 7]) for n in range(4)]
-
-
-def poison(trainer: Trainer, steps: set[int], what: str = "loss") -> None:
-    """Make the loss of some steps NaN, or their gradient infinite."""
-    loss_of = trainer.update.loss
-
-    def loss(batch: Any) -> Loss:
-        result = loss_of(batch)
-        if trainer.progress.step not in steps:
-            return result
-        if what == "loss":
-            return result._replace(total=result.total * math.nan)
-        zero = next(trainer.model.parameters()).sum() * 0
-        return result._replace(total=result.total + zero.sqrt())  # the slope of a root is infinite at 0
-
-    trainer.update = replace(trainer.update, loss=loss)
 
 
 @pytest.mark.parametrize("what", ["loss", "gradient"])

@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import asdict, replace
 from itertools import count, pairwise
 from pathlib import Path
@@ -742,13 +742,13 @@ def test_progress_round_trips_through_json() -> None:
 # -- divergence
 
 
-def poisoned(trainer: Trainer, step: int, what: str) -> None:
-    """From `step` on, make the loss NaN, or its gradient infinite."""
+def poison(trainer: Trainer, steps: Container[int], what: str = "loss") -> None:
+    """Make the loss of some steps NaN, or their gradient infinite."""
     original_loss = trainer.update.loss
 
     def loss(batch: Any) -> Loss:
         result = original_loss(batch)
-        if trainer.progress.step < step:
+        if trainer.progress.step not in steps:
             return result
         if what == "loss":
             return result._replace(total=result.total * math.nan)
@@ -772,7 +772,7 @@ def test_nan_loss_or_gradient_ends_training(
         20, log_every=log_every, validate_every=validate_every, save_every=save_every, max_skipped=1, accumulate=2
     )
     trainer = Trainer(tiny(), spec, bucketed(), RunFolder(tmp_path), held_out_loss, [recorder])
-    poisoned(trainer, 5, what)
+    poison(trainer, range(5, 100), what)
     with pytest.raises(DivergedError, match=r"lower train\.optimizer\.learning_rate") as error:
         trainer.fit(stopping(trainer, set() if stop is None else {stop}))
     assert "at step 5: training diverged" in str(error.value)
